@@ -24,8 +24,8 @@ from edgeless.backends import Explanation, current_backend, transform_refusal
 from edgeless.graph_checks import compiling
 from edgeless.programs import Program, ProgramCache, Refused
 
-from .convert import SPARSE, for_stock, kind_of
 from .conv import _HOOKS, Scriptable, sizes_of
+from .convert import SPARSE, for_stock, kind_of
 from .messages import Call
 
 # The original methods, which PyG's generated ones of a class are faster copies of.
@@ -288,12 +288,13 @@ def _check_worth(program: Program, choice: str, num_edges: int) -> None:
         raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
     if num_edges * program.width < LEAST_NUMBERS:
         raise Refused(
-            f"{num_edges} edges with {program.width} numbers each are fewer than the {LEAST_NUMBERS} numbers from which "
-            "a program is faster (EDGELESS_GENERATE=on runs it all the same)"
+            f"{num_edges} edges with {program.width} numbers each are fewer than the {LEAST_NUMBERS} numbers from "
+            "which a program is faster (EDGELESS_GENERATE=on runs it all the same)"
         )
     if program.divides_extrema:
         raise Refused(
-            "the gradient of a minimum or maximum of messages is not faster yet (EDGELESS_GENERATE=on runs it all the same)"
+            "the gradient of a minimum or maximum of messages is not faster yet "
+            "(EDGELESS_GENERATE=on runs it all the same)"
         )
 
 

@@ -1,5 +1,6 @@
-"""What a call of ``propagate()`` or ``edge_updater()`` gives to the generator: its tensors with their index spaces, a key
-of everything else, and the stock method as a function of tensors.
+"""What a call of ``propagate()`` or ``edge_updater()`` gives to the generator.
+
+These are its tensors with their index spaces, a key of everything else, and the stock method as a function of tensors.
 """
 
 from __future__ import annotations

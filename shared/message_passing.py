@@ -46,8 +46,8 @@ def message_passing(
 
     Args:
         graph (edgeless.Graph): messages flow from sources to destinations.
-        message: called with the rows at the edges of every given argument, sources first, then destinations, then edges.
-            It returns the messages ``[E, ...]``, or a pair of scores ``[E]`` or ``[E, H]`` and messages ``[E, ...]``
+        message: called with the rows at the edges of every given argument: sources, then destinations, then edges. It
+            returns the messages ``[E, ...]``, or a pair of scores ``[E]`` or ``[E, H]`` and messages ``[E, ...]``
             or ``[E, H, ...]``, which are multiplied by the softmax of the scores over a destination's edges.
         src: rows of the sources ``[Ns, ...]``, or several such tensors.
         dst: rows of the destinations ``[Nd, ...]``, or several.
@@ -126,7 +126,12 @@ def _program(graph: Graph, bound: _Bound, rows: dict, tensors: list[Tensor]) -> 
     def arguments() -> list[Argument]:
         ends = torch.zeros(2, 1, dtype=torch.int64, device=graph.device)
         given = [Argument(t, space, i in bound.written) for i, (t, space) in enumerate(zip(everything, spaces))]
-        return [Argument(ends, Space(EDGE, 1, is_ends=True)), Argument(ends[0], Space(EDGE, 0)), Argument(ends[0]), *given]
+        return [
+            Argument(ends, Space(EDGE, 1, is_ends=True)),
+            Argument(ends[0], Space(EDGE, 0)),
+            Argument(ends[0]),
+            *given,
+        ]
 
     return PROGRAMS.get(key, bound.run, arguments, one_set, 1, wanted)
 
@@ -178,7 +183,13 @@ class _Bound:
     def key(self) -> Any:
         function = self.message if isinstance(self.message, types.FunctionType) else None
         own = function_key(function) if function is not None else value_key(self.message)
-        return own, tuple(map(module_key, self.modules)), tuple(map(tuple, self.states)), tuple(self.counts), self.reduce
+        return (
+            own,
+            tuple(map(module_key, self.modules)),
+            tuple(map(tuple, self.states)),
+            tuple(self.counts),
+            self.reduce,
+        )
 
     def run(self, sizes: Sizes, ends: Tensor, ids: Tensor, seed: Tensor, *tensors: Tensor) -> tuple[Tensor]:
         """The result for other tensors: those of sources, destinations, edges, cells and modules."""

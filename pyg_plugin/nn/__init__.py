@@ -86,7 +86,7 @@ for _name in _GENERATED:
     if (_stock := getattr(_conv, _name, None)) is not None:  # not every version of PyG has them all
         globals()[_name] = generated_class(_stock, __name__)
         register_layer(_stock, globals()[_name])
-        __all__.append(_name)  # noqa: PYI056
+        __all__.append(_name)
 register_layer(_StockMessagePassing, MessagePassing)
 register_family("torch_geometric", lambda module: isinstance(module, _StockMessagePassing), class_to_swap)
 stand_in(__name__, "torch_geometric.nn")

@@ -2,8 +2,8 @@
 by edge.
 
 Each walk becomes a small Python function over one block, so that a block costs little more than its ops. A block has
-whole rows, some :data:`BLOCK_EDGES` edges and at least one row. Rows are summed in the order of the graph and blocks one
-after the other, so two runs give the same bits.
+whole rows, some :data:`BLOCK_EDGES` edges and at least one row. Rows are summed in the order of the graph, and blocks
+one after the other, so two runs give the same bits.
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ class Interpreter:
     def __init__(self, plan: Schedule, receiving: int):
         self.plan, self.receiving = plan, receiving
         needed = {a for step in plan.steps for node in step.ops for a in node.all_input_nodes} | set(plan.outputs)
-        self.steps = [
-            _compile(step, plan.sizes, needed) if isinstance(step, Walk) else step for step in plan.steps
-        ]
+        self.steps = [_compile(step, plan.sizes, needed) if isinstance(step, Walk) else step for step in plan.steps]
         self.placeholders = [node for node in plan.module.graph.nodes if node.op == "placeholder"]
         self.constants = {n: getattr(plan.module, n.target) for n in plan.module.graph.nodes if n.op == "get_attr"}
 
@@ -326,7 +324,12 @@ class _Writer:
                 return read(a)
             if isinstance(a, (list, tuple)):
                 return f"[{', '.join(map(argument, a))}]"
-            if isinstance(a, (int, float)) and not isinstance(a, bool) and a == a and a not in (float("inf"), -float("inf")):
+            if (
+                isinstance(a, (int, float))
+                and not isinstance(a, bool)
+                and a == a
+                and a not in (float("inf"), -float("inf"))
+            ):
                 return self.number(a, node, rows)
             return repr(a) if a is None or isinstance(a, (bool, str)) else self.constant(a)
 

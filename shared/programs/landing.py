@@ -119,7 +119,10 @@ class Landing:
         rows = src.args[0]
         self._visit(rows)
         self.used.append("neighbor_reduce")
-        self.folds[node] = lambda run, graph: (_functional().neighbor_reduce(graph, run(rows), reduce[1:], ties="scatter"), None)
+        self.folds[node] = lambda run, graph: (
+            _functional().neighbor_reduce(graph, run(rows), reduce[1:], ties="scatter"),
+            None,
+        )
 
     def _gathers(self, node: Node, end: int) -> bool:
         return node.target is ops.gather_rows and node.args[2] == end and node.args[3] == 0
@@ -248,9 +251,7 @@ class Landing:
         if name_of(inner) == "leaky_relu":
             return self._gat(inner, value, heads, dims)
         vector, of = None, None
-        if name_of(inner) == "mv":
-            of, vector = inner.args
-        elif name_of(inner) == "mm" and shape_of(inner)[1] == 1:
+        if name_of(inner) == "mv" or name_of(inner) == "mm" and shape_of(inner)[1] == 1:
             of, vector = inner.args
         elif name_of(inner) == "sum" and list(inner.args[1]) == [-1] and name_of(inner.args[0]) == "mul":
             a, b = inner.args[0].args

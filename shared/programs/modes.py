@@ -1,5 +1,6 @@
-"""What a traced function may call otherwise than it is written: dropout, batch norms, the largest node id; and the lines
-of the user's code that the ops of a trace come from.
+"""What a traced function calls otherwise than it is written: dropout, batch norms, the largest node id.
+
+Also the lines of the user's code that the ops of a trace come from, and what is refused while a function runs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ _REFUSED = {
     torch.Tensor.numpy: "calls numpy()",
     torch.Tensor.tolist: "reads the values of a tensor",
 }
-_LIBRARIES = tuple(f"{package}{sep}" for package in ("torch", "edgeless", "shared") for sep in "/\\")
 
 
 class Number(int):
@@ -83,8 +83,6 @@ class Modes(TorchFunctionMode):
                 if args[0] is row:
                     self.largest = True
                     return Number((self.sizes.sources, self.sizes.destinations)[end] - 1)
-        if func is torch.Tensor.scatter_reduce_ or func is torch.Tensor.scatter_reduce or func is torch.scatter_reduce:
-            return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if func in _ROWS and args[0] is self.ends and isinstance(args[-1], int) and isinstance(result, Tensor):
             self.rows.append((result, args[-1] % 2))
@@ -158,7 +156,7 @@ class NoCustomFunctions:
 
 
 def user_line(frame) -> str | None:
-    """``file:line`` of the innermost frame outside of torch and edgeless; PyG's own files count only if no other does."""
+    """``file:line`` of the innermost frame outside of torch and edgeless; PyG's own only where there is no other."""
     in_framework = None
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -185,9 +185,11 @@ class _Rewriter:
             self.forms[node] = Gathered(node.args[2], self.new(node.args[0]), space.dim, kind, shape_of(node))
         elif node.target is ops.fold and node.args[-1] == "sum" and isinstance(self.form(node.args[0]), Linear):
             self.made[node] = self.linear_behind(node)
-        elif space.kind != EDGE or space.cross:
-            self.made[node] = self.copy(node)
-        elif not (self.to_nodes(node) or self.as_sum(node) or self.as_cat(node) or self.as_linear(node)):
+        elif (
+            space.kind != EDGE
+            or space.cross
+            or not (self.to_nodes(node) or self.as_sum(node) or self.as_cat(node) or self.as_linear(node))
+        ):
             self.made[node] = self.copy(node)
 
     def to_nodes(self, node: Node) -> bool:
@@ -324,7 +326,9 @@ class _Rewriter:
             return out
         ones = self.call(aten.new_ones.default, form.bias, [self.sizes.edges])
         degree = self.call(ops.fold, ones, self.ends, end, 0, rows, "sum")
-        return self.call(aten.add.Tensor, out, self.call(aten.mul.Tensor, self.call(aten.unsqueeze.default, degree, 1), form.bias))
+        return self.call(
+            aten.add.Tensor, out, self.call(aten.mul.Tensor, self.call(aten.unsqueeze.default, degree, 1), form.bias)
+        )
 
 
 def _leaves(form, factor, start: int, stop: int):

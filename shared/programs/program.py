@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from ..dropout import seed_tensor
 from ..graph import Graph
-from . import index_rules, ops
+from . import index_rules, ops, view_rules  # noqa: F401  registers rules
 from .blocks import Interpreter, call_whole
 from .passes import rewrite
 from .rules import Inference, space_of, value_of
@@ -95,7 +95,7 @@ class Program:
         infer.annotate(joint, [*arguments, *cotangents])
         results = outputs_of(joint)
         first, last = len(self.outputs), len(self.outputs) + len(candidates)
-        pairs = {joint_node: node for joint_node, node in zip(results[first:last], candidates)}
+        pairs = dict(zip(results[first:last], candidates))
         set_outputs(joint, results[last:])
         alive = set(joint.graph.nodes)
         given = [node for node in pairs if node in alive and node.op == "call_function"]

@@ -157,9 +157,13 @@ def _walk(order: list[Node], done: set[Node], end: int, by_edge: set[Node], size
                 edges.add(node)
                 if node in by_edge and node not in done:
                     sinks.append(node)
-        elif node not in done and is_local(node) and space_of(node).kind == sizes.side(end):
-            if all(a in rows or (a in done and space_of(a).kind != EDGE) for a in reads):
-                rows.add(node)
+        elif (
+            node not in done
+            and is_local(node)
+            and space_of(node).kind == sizes.side(end)
+            and all(a in rows or (a in done and space_of(a).kind != EDGE) for a in reads)
+        ):
+            rows.add(node)
     if not sinks:
         return None
     kept, stack = set(), list(sinks)
@@ -206,7 +210,9 @@ def steps_text(plan: Schedule, receiving: int) -> str:
         side = ("source", "destination") if receiving == 1 else ("destination", "source")
         gathers = [f"{n.args[0].name}[{side[n.args[2]]}]" for n in step.ops if n.target is ops.gather_rows]
         names = [
-            name_of(n) for n in step.ops if space_of(n).kind == EDGE and n.target is not ops.gather_rows and not _is_view(n)
+            name_of(n)
+            for n in step.ops
+            if space_of(n).kind == EDGE and n.target is not ops.gather_rows and not _is_view(n)
         ]
         sinks = [f"{_op_text(n)} -> {n.name}" if not _by_edge(n) else f"by edge -> {n.name}" for n in step.sinks]
         lines.append(

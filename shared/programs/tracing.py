@@ -215,7 +215,7 @@ def _writes(module: GraphModule, arguments: Sequence[Argument]) -> list[int]:
             module.graph.erase_node(node)
     results = output.args[0]
     results = [results] if isinstance(results, Node) else list(results)
-    output.args = (tuple([*results, *written.values()]),)
+    output.args = ((*results, *written.values()),)
     module.graph._codegen = torch.fx.graph.CodeGen()
     module.graph.eliminate_dead_code()
     module.recompile()

@@ -26,7 +26,7 @@ def both(graph, message, wrt, **options):
         with edgeless.backend(backend):
             out = functional.message_passing(graph, message, **options)
         results.append([out, *torch.autograd.grad(out.sin().sum(), wrt, allow_unused=True)])
-    for a, b in zip(*results):
+    for a, b in zip(*results, strict=True):
         assert (a is None) == (b is None) and (a is None or float((a - b).abs().max()) < 1e-10)
     return results[0][0]
 
@@ -35,7 +35,9 @@ def both(graph, message, wrt, **options):
 def test_values(given, reduce):
     graph, x, y, e = given
     weight = torch.rand(4, 4, dtype=torch.float64).requires_grad_()
-    out = both(graph, lambda x, y, e: torch.relu(x @ weight + y) * e, [x, y, e, weight], src=x, dst=y, edge=e, reduce=reduce)
+    out = both(
+        graph, lambda x, y, e: torch.relu(x @ weight + y) * e, [x, y, e, weight], src=x, dst=y, edge=e, reduce=reduce
+    )
     assert out.shape == (11, 4)
 
 

@@ -92,7 +92,8 @@ class Drawn(MessagePassing):
         super().__init__(aggr=aggr, **kwargs, **self.options)
         self.tree, self.ending = expression(draw, draw.randint(1, 4)), draw.choice(["", "", "bias", "residual"])
         self.linears = nn.ModuleList(
-            nn.ModuleList(nn.Linear(WIDTH * (k + 1), WIDTH, bias=draw.random() < 0.7) for k in range(3)) for _ in range(3)
+            nn.ModuleList(nn.Linear(WIDTH * (k + 1), WIDTH, bias=draw.random() < 0.7) for k in range(3))
+            for _ in range(3)
         )
         self.vector, self.table = nn.Parameter(torch.rand(WIDTH)), nn.Embedding(4, WIDTH)
         self.bipartite = self.flow == "source_to_target" and draw.random() < 0.3  # PyG fails at a reversed pair

@@ -264,12 +264,12 @@ def compare(layer, ours, args, kwargs=None, tolerance: float = 1e-10) -> float:
         torch.manual_seed(3)
         weights = [torch.randn_like(t) for t in outputs]
         grads = torch.autograd.grad(outputs, inputs, weights, allow_unused=True) if inputs else []
-        grads = [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, grads)]
+        grads = [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, grads, strict=True)]
         buffers = [b.double() for b in module.buffers()]
         results.append([*out, *grads, *buffers])
     theirs, mine = results
     assert len(theirs) == len(mine)
-    errors = [error(a, b) for a, b in zip(mine, theirs)]
-    assert all(a.shape == b.shape for a, b in zip(mine, theirs))
+    errors = [error(a, b) for a, b in zip(mine, theirs, strict=True)]
+    assert all(a.shape == b.shape for a, b in zip(mine, theirs, strict=True))
     assert max(errors, default=0) < tolerance, errors
     return max(errors, default=0)

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 import torch_geometric.nn as stock
-from generated_cases import CASES, N, Inputs, compare, error, mlp, pair_of_layers
+from generated_cases import CASES, Inputs, N, compare, error, mlp, pair_of_layers
 from torch import nn
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing as StockMessagePassing
@@ -94,7 +94,7 @@ def test_float32_and_two_runs_give_the_same_bits(name):
         out = list(out.values())[0] if isinstance(out, dict) else out
         grads = torch.autograd.grad(out.square().sum(), list(module.parameters()), allow_unused=True)
         runs.append([out, *(g for g in grads if g is not None)])
-    assert all(torch.equal(a, b) for a, b in zip(*runs))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     compare(layer, ours, args, tolerance=2e-5)
 
 
@@ -128,7 +128,7 @@ def test_second_derivatives():
         out = module(x, *args[1:])
         (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
         grads.append(torch.autograd.grad(first.square().sum(), [x, *module.parameters()], allow_unused=True))
-    assert all(error(a, b) < 1e-10 for a, b in zip(*grads) if b is not None)
+    assert all(error(a, b) < 1e-10 for a, b in zip(*grads, strict=True) if b is not None)
 
 
 @pytest.mark.parametrize("name", ["GINEConv", "LEConv", "PNAConv", "GENConv softmax"])

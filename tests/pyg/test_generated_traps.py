@@ -133,7 +133,7 @@ REFUSED = {
     "edges joined": lambda s, xi, xj, e, i, n: torch.cat([xj, xj])[: xj.size(0)],
     "a view over rows": lambda s, xi, xj, e, i, n: xj.t().reshape(xj.shape),
     "requires_grad": lambda s, xi, xj, e, i, n: xj if xj.requires_grad else -xj,
-    "a hook on a tensor": lambda s, xi, xj, e, i, n: [xj.register_hook(lambda g: 2 * g), xj][1] if xj.requires_grad else xj,
+    "a hook on a tensor": lambda s, xi, xj, e, i, n: [xj.register_hook(lambda g: 2 * g), xj][1],
     "the number of edges as rows": lambda s, xi, xj, e, i, n: scatter(xj, i, 0, xj.size(0), "sum").index_select(0, i),
 }
 RIGHT = {
