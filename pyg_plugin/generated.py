@@ -266,6 +266,8 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         raise Refused("the tensors are on several devices")
     if min(call.counts) < 1:
         raise Refused("there are no nodes")
+    if torch.is_grad_enabled() and any(t.is_inference() for t in call.tensors):
+        raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
     program = PROGRAMS.get(
         call.key(), call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form
     )

@@ -228,7 +228,9 @@ class _Run(torch.autograd.Function):
             kept = [t if i in program.reads else None for i, t in enumerate(tensors)]
             for position in program.written:  # the caller writes the new value there before the backward
                 kept[position] = None if kept[position] is None else kept[position].clone()
-            ctx.save_for_backward(*kept, *values[count:])
+            results = values[:count]  # which the caller may write over
+            saved = [v.clone() if any(v is r for r in results) else v for v in values[count:]]
+            ctx.save_for_backward(*kept, *saved)
         results = tuple(values[:count])
         ctx.mark_non_differentiable(
             *results[program.results :], *(r for r in results[: program.results] if not r.is_floating_point())
@@ -240,7 +242,7 @@ class _Run(torch.autograd.Function):
         program, count = ctx.program, ctx.count
         tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         cotangents = cotangents[: program.results]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or any(map(torch._C._functorch.is_batchedtensor, cotangents)):
             return (None, None, None, *_differentiable(program, ctx.graph, tensors, cotangents))
         given = dict(zip(program.backward_plan.given, saved))
         with _as_traced(ctx.graph.device):
@@ -253,16 +255,19 @@ class _Run(torch.autograd.Function):
 
 
 def _differentiable(program: Program, graph: Graph, tensors, cotangents) -> list[Tensor | None]:
-    """Gradients that can be differentiated themselves."""
+    """Gradients by ops over all edges, which can be differentiated, and computed for a batch of cotangents."""
     tensors = list(tensors)
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = {p: tensors[p].view_as(tensors[p]) for p in program.wanted}
     for position in program.wanted:  # one tensor may be several arguments, each of which has a gradient of its own
-        tensors[position] = tensors[position].view_as(tensors[position])
-    with torch.autocast(graph.device.type, enabled=False):
+        tensors[position] = aliases[position]
+    with torch.autocast(graph.device.type, enabled=False), torch.enable_grad():
         outputs = program.run_whole(graph, tensors)[: program.results]
         wanted = [tensors[position] for position in program.wanted]
         pairs = [(o, c) for o, c in zip(outputs, cotangents) if o.requires_grad]
         found = torch.autograd.grad(
-            [o for o, _ in pairs], wanted, [c for _, c in pairs], create_graph=True, allow_unused=True
+            [o for o, _ in pairs], wanted, [c for _, c in pairs], create_graph=create_graph, allow_unused=True
         )
     grads: list[Tensor | None] = [None] * len(tensors)
     for position, grad in zip(program.wanted, found):

@@ -18,6 +18,10 @@ _EVERY_DGL = "dgl/test_dgl_random*.py dgl/test_dgl_parity.py dgl/test_dgl_layer.
 
 # Pattern of the source's path -> patterns of tests.
 WATCHERS = [
+    ("shared/programs/*.py", "pyg/test_generated_*.py core/test_message_passing.py"),
+    ("shared/message_passing.py", "core/test_message_passing.py"),
+    ("pyg_plugin/generated.py", "pyg/test_generated_*.py"),
+    ("pyg_plugin/messages.py", "pyg/test_generated_*.py"),
     ("shared/plan*.py", f"{_PLANS} core/test_relational_plan.py"),
     ("shared/map_order.py", f"pyg/test_pyg_map_order.py dgl/test_dgl_map_order.py core/test_map_order.py {_PLANS}"),
     ("shared/*cache*.py", f"{_CACHE} core/test_arguments.py core/test_graph_compile.py pyg/test_pyg_compile.py"),

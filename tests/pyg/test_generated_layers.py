@@ -131,6 +131,25 @@ def test_second_derivatives():
     assert all(error(a, b) < 1e-10 for a, b in zip(*grads, strict=True) if b is not None)
 
 
+def test_batches_of_gradients_and_overwritten_results():
+    layer, ours, args, _ = case("GENConv softmax")
+    batch = torch.randn(3, N, 8, dtype=torch.float64)
+    grads = []
+    for module in (layer, ours):
+        out = module(*args)
+        many = torch.autograd.grad(out, args[0], batch, is_grads_batched=True, retain_graph=True)[0]
+        out.mul_(2)
+        grads.append([many, torch.autograd.grad(out.sum(), args[0])[0]])
+    assert all(error(a, b) < 1e-10 for a, b in zip(*grads, strict=True))
+
+
+def test_features_of_inference_mode():
+    _, ours, args, _ = case("GINEConv")
+    with torch.inference_mode():
+        x = args[0].detach() * 1
+        assert recorded(ours, x, *args[1:])[1] == [("inference mode is on", False)]
+
+
 @pytest.mark.parametrize("name", ["GINEConv", "LEConv", "PNAConv", "GENConv softmax"])
 def test_graphs_of_all_kinds(name):
     layer, ours, args, kwargs = case(name)
