@@ -22,7 +22,7 @@ from torch_geometric.utils import to_edge_index
 
 from edgeless.backends import Explanation, current_backend, transform_refusal
 from edgeless.graph_checks import compiling
-from edgeless.programs import Program, ProgramCache, Refused
+from edgeless.programs import ProgramCache, Refused
 
 from .conv import _HOOKS, Scriptable, sizes_of
 from .convert import SPARSE, for_stock, kind_of
@@ -238,7 +238,7 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
     return result
 
 
-def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tuple[Any, Program]:
+def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tuple[Any, Any]:
     choice = generate_choice()
     _check_state(layer, step, choice)
     if args:
@@ -284,7 +284,7 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
     return _results(call, program, program(graph, call.tensors)), program
 
 
-def _check_worth(program: Program, choice: str, num_edges: int) -> None:
+def _check_worth(program, choice: str, num_edges: int) -> None:
     """Refuses a program that lands on no op where it could be slower than PyG's ops."""
     if choice == "land":
         raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
@@ -327,8 +327,7 @@ def _check_state(layer, step: str, choice: str) -> None:
         raise Refused(transform)
     if torch.is_inference_mode_enabled():
         raise Refused("inference mode is on")
-    modes = torch.overrides._get_current_function_mode_stack()
-    if modes or torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         raise Refused("a mode of torch that sees every op is active")
     if _overrides(type(layer), step):
         raise Refused(f"{step}() is overridden")
@@ -391,7 +390,7 @@ def _last_have_edges(graph) -> bool:
     return all(bool(rows.indptr[-1] > rows.indptr[-2]) for rows in (graph.csr, graph.csc))
 
 
-def _results(call: Call, program: Program, values: list[Tensor]) -> Any:
+def _results(call: Call, program, values: list[Tensor]) -> Any:
     """The stock method's result; buffers and attributes that it writes are written."""
     structure, writes = program.form
     with torch.no_grad():

@@ -16,7 +16,7 @@ from .backends import Explanation, NotFusedError, current_backend, transform_ref
 from .functional_checks import expect_graph
 from .graph import Graph
 from .graph_checks import PLAIN, check_choice, compiling
-from .programs import DESTINATION, EDGE, FIRST, NODE, SOURCE, Argument, Program, ProgramCache, Refused, Sizes, Space
+from .programs import DESTINATION, EDGE, FIRST, NODE, SOURCE, Argument, ProgramCache, Refused, Sizes, Space
 from .programs.keys import function_key, module_key, value_key
 
 __all__ = ["message_passing"]
@@ -98,7 +98,7 @@ def _checked(call: str, name: str, value: Rows, count: int) -> list[Tensor]:
     return rows
 
 
-def _program(graph: Graph, bound: _Bound, rows: dict, tensors: list[Tensor]) -> Program:
+def _program(graph: Graph, bound: _Bound, rows: dict, tensors: list[Tensor]):
     if current_backend() == "reference":
         raise Refused('edgeless.backend("reference") is in force')
     if compiling():

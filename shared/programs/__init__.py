@@ -1,9 +1,10 @@
-"""Programs: any message function without an edge tensor (see docs/design.md)."""
+"""Programs: any message function without an edge tensor (see docs/design.md).
+
+What traces, rewrites and runs is imported when the first program is made.
+"""
 
 from .cache import ProgramCache
-from .checking import check
-from .program import FIRST, Program
-from .spaces import DESTINATION, EDGE, NODE, PARAMETER, SOURCE, Argument, Refused, Sizes, Space
+from .spaces import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Argument, Refused, Sizes, Space
 
 __all__ = [
     "DESTINATION",
@@ -13,10 +14,8 @@ __all__ = [
     "PARAMETER",
     "SOURCE",
     "Argument",
-    "Program",
     "ProgramCache",
     "Refused",
     "Sizes",
     "Space",
-    "check",
 ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
-from .checking import check
-from .landing import land
-from .program import Program
 from .spaces import Argument, Refused
+
+if TYPE_CHECKING:
+    from .program import Program
 
 _MOST = 512
 
@@ -58,6 +58,9 @@ class ProgramCache:
         return found
 
     def _make(self, function, arguments, one_set, receiving, wanted, form) -> Union[Program, str]:
+        from .checking import check  # the tracer takes long to import
+        from .program import Program
+
         self.traces += 1
         try:
             program = Program(function, arguments, one_set, receiving, wanted)
@@ -77,6 +80,9 @@ class ProgramCache:
 
 def _try_landing(program: Program, function: Callable, arguments: Sequence[Argument], one_set: bool) -> None:
     """Lets existing ops compute a program where they do so, and rightly."""
+    from .checking import check
+    from .landing import land
+
     try:
         program.landing = land(program)
         if program.landing is not None:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..graph import Graph
 from .modes import Modes
-from .program import FIRST, Program
-from .spaces import Argument, Refused, Sizes
+from .program import Program
+from .spaces import FIRST, Argument, Refused, Sizes
 
 _SIZES, _ONE_SET = (11, 14, 58), (13, 13, 58)
 _BLOCK = 9

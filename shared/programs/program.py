@@ -22,8 +22,6 @@ from .schedule import Schedule, is_fold, is_total, operands, schedule, steps_tex
 from .spaces import EDGE, Argument, Refused, Sizes
 from .tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
 
-FIRST = 3  # the arguments before the caller's: ends, ids, seed
-
 
 class Program:
     """A message function that runs on any graph.

@@ -13,6 +13,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+FIRST = 3  # a traced function's arguments before its caller's: ends, ids, seed
 PARAMETER, NODE, SOURCE, DESTINATION, EDGE = "parameter", "node", "source", "destination", "edge"
 
 
