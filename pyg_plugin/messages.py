@@ -54,6 +54,7 @@ class Call:
         self.sizes = Sizes(*self.counts, num_edges)
         self.tensors: list[Tensor] = []
         self.spaces: list[Space] = []
+        self.labels: list[str] = []
         self.given = {name: self._spec(name, value) for name, value in kwargs.items()}
         self.first_own = len(self.tensors)
         self._add_state()
@@ -85,20 +86,20 @@ class Call:
     def _spec(self, name: str, value: Any):
         if name in self.lifted:
             if isinstance(value, (tuple, list)):
-                return tuple, [self._node_rows(x, row) for row, x in enumerate(value)]
+                return tuple, [self._node_rows(f"{name}_{row}", x, row) for row, x in enumerate(value)]
             both = f"{name}_i" in self.names and f"{name}_j" in self.names
             row = self.receiving if f"{name}_i" in self.names else 1 - self.receiving
             if both and not self.one_set and isinstance(value, Tensor):
                 raise Refused(f"{name} has rows for {self.counts[0]} and {self.counts[1]} nodes")
-            return self._node_rows(value, row)
+            return self._node_rows(name, value, row)
         if isinstance(value, (tuple, list)) and any(isinstance(x, Tensor) for x in value):
             return type(value), [self._other(name, x) for x in value]
         return self._other(name, value)
 
-    def _node_rows(self, value: Any, row: int):
+    def _node_rows(self, name: str, value: Any, row: int):
         if not isinstance(value, Tensor):
             return self._constant(value)
-        return self._add(value, Space(self.sizes.side(row), self.layer.node_dim % value.dim()))
+        return self._add(name, value, Space(self.sizes.side(row), self.layer.node_dim % value.dim()))
 
     @staticmethod
     def _constant(value: Any):
@@ -114,15 +115,16 @@ class Call:
         if by_edge and by_node:
             raise Refused(f"{name} has {rows} rows, which are both the nodes' and the edges' number")
         if by_edge:
-            return self._add(value, Space(EDGE, 0))
+            return self._add(name, value, Space(EDGE, 0))
         if by_node:
             row = self.receiving if self.counts[self.receiving] == rows else 1 - self.receiving
-            return self._add(value, Space(self.sizes.side(row), 0))
-        return self._add(value, Space())
+            return self._add(name, value, Space(self.sizes.side(row), 0))
+        return self._add(name, value, Space())
 
-    def _add(self, value: Tensor, space: Space):
+    def _add(self, name: str, value: Tensor, space: Space):
         if type(value) not in PLAIN or value.layout is not torch.strided or value.is_nested or value.is_complex():
             raise Refused(f"an argument is a {type(value).__name__} of layout {value.layout} and dtype {value.dtype}")
+        self.labels.append(name)
         self.tensors.append(value)
         self.spaces.append(space)
         return "tensor", len(self.tensors) - 1
@@ -132,16 +134,16 @@ class Call:
         layer = self.layer
         self.parameters = [name for name, _ in layer.named_parameters()]
         self.buffers = [name for name, _ in layer.named_buffers()]
-        for value in (*layer.parameters(), *layer.buffers()):
+        for name, value in (*layer.named_parameters(), *layer.named_buffers()):
             if is_lazy(value):
                 raise Refused("a parameter is not initialised")
-            self._add(value, Space())
+            self._add(name, value, Space())
         self.attributes = []
         for module in layer.modules():
             for key, value in module.__dict__.items():
                 if isinstance(value, Tensor):
                     self.attributes.append((module, key))
-                    self._add(value, Space())
+                    self._add(key, value, Space())
 
     def key(self) -> Hashable:
         """What a program of this call depends on."""
@@ -183,10 +185,13 @@ class Call:
         first, last = self.first_own + len(self.parameters), self.first_own + len(self.parameters) + len(self.buffers)
         ends = torch.zeros(2, 1, dtype=torch.int64, device=self.device)
         return [
-            Argument(ends, Space(EDGE, 1, is_ends=True)),
-            Argument(ends[0], Space(EDGE, 0)),
-            Argument(ends[0], Space()),
-            *(Argument(t, s, first <= i < last) for i, (t, s) in enumerate(zip(self.tensors, self.spaces))),
+            Argument(ends, Space(EDGE, 1, is_ends=True), name="edge_index"),
+            Argument(ends[0], Space(EDGE, 0), name="edge_ids"),
+            Argument(ends[0], Space(), name="seed"),
+            *(
+                Argument(tensor, space, first <= i < last, name=name)
+                for i, (tensor, space, name) in enumerate(zip(self.tensors, self.spaces, self.labels))
+            ),
         ]
 
     def wanted(self) -> list[int]:

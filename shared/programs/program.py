@@ -65,6 +65,7 @@ class Program:
         self.module = rewritten
         add_values(self.module, arguments, self.sizes)
         infer.annotate(self.module, arguments)
+        _name_arguments(self.module, arguments)
         self.outputs = outputs_of(self.module)
         self.results = len(self.outputs) - len(self.written)
         self.plan = schedule(self.module, self.sizes, receiving)
@@ -91,6 +92,7 @@ class Program:
         except Exception as error:
             raise Refused(f"its gradients cannot be traced, {type(error).__name__}: {str(error)[:160]}") from error
         infer.annotate(joint, [*arguments, *cotangents])
+        _name_arguments(joint, [*arguments, *cotangents])
         results = outputs_of(joint)
         first, last = len(self.outputs), len(self.outputs) + len(candidates)
         pairs = dict(zip(results[first:last], candidates))
@@ -192,7 +194,17 @@ def _like(node: Node) -> Argument:
     """The gradient of a result as an argument."""
     value, space = value_of(node), space_of(node).plain()
     shape = [1 if space.rows and d == space.dim else int(n) for d, n in enumerate(value.shape)]
-    return Argument(torch.empty(shape, dtype=value.dtype, device="meta"), space, device=value.device)
+    value = torch.empty(shape, dtype=value.dtype, device="meta")
+    return Argument(value, space, device=node.meta["val"].device, name=f"grad_of_{node.name}")
+
+
+def _name_arguments(module: GraphModule, arguments: Sequence[Argument]) -> None:
+    """Gives the placeholders the arguments' names, for the text."""
+    holders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for node, argument in zip(holders, arguments):
+        if argument.name:
+            node._rename("".join(c if c.isalnum() else "_" for c in argument.name))
+    module.recompile()
 
 
 def _is_by_edge(node: Node) -> bool:

@@ -107,17 +107,19 @@ class Argument:
         space: its space.
         written: whether the function may write into it, as a norm does into its statistics.
         device: that of the tensor, where ``value`` has no contents any more.
+        name: for the text of a program.
     """
 
     value: Tensor
     space: Space = Space()
     written: bool = False
     device: Optional[torch.device] = None
+    name: str = ""
 
     def described(self) -> Argument:
         """The same without the tensor's contents."""
         value = torch.empty(self.value.shape, dtype=self.value.dtype, device="meta")
-        return Argument(value, self.space, self.written, self.device or self.value.device)
+        return Argument(value, self.space, self.written, self.device or self.value.device, self.name)
 
     def stand_in(self, sizes: Sizes) -> Tensor:
         """A new tensor of its dtype and device where the graph has these sizes."""
