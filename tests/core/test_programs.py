@@ -1,0 +1,165 @@
+"""Programs by themselves: rules, levels, passes, and the check against the original function."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgeless import Graph
+from edgeless.programs import EDGE, FIRST, NODE, Argument, Refused, Space
+from edgeless.programs.blocks import blocks_of
+from edgeless.programs.checking import check
+from edgeless.programs.keys import function_key, value_key
+from edgeless.programs.landing import land
+from edgeless.programs.ops import share_rows
+from edgeless.programs.program import Program
+
+NODES, EDGES = 12, 50
+
+
+def arguments(*tensors_and_spaces):
+    ends = torch.zeros(2, 1, dtype=torch.int64)
+    first = [Argument(ends, Space(EDGE, 1, is_ends=True), name="edge_index"), Argument(ends[0], Space(EDGE, 0))]
+    return [*first, Argument(ends[0]), *(Argument(t, s, name=n) for n, t, s in tensors_and_spaces)]
+
+
+def summed(sizes, ends, message):
+    return (message.new_zeros(sizes.destinations, message.size(1)).index_add(0, ends[1], message),)
+
+
+def linear(sizes, ends, ids, seed, x, weight):
+    """A linear map of both ends' rows, summed."""
+    return summed(sizes, ends, torch.relu(torch.cat([x[ends[0]], x[ends[1]]], 1) @ weight))
+
+
+def given(seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return (
+        torch.randint(NODES, (2, EDGES), generator=g),
+        torch.randn(NODES, 4, generator=g, dtype=torch.float64),
+        torch.randn(8, 3, generator=g, dtype=torch.float64),
+    )
+
+
+def program_of(function, wanted=(3, 4)):
+    _, x, weight = given()
+    args = arguments(("x", x, Space(NODE, 0)), ("weight", weight, Space()))
+    return Program(function, args, True, 1, wanted), args
+
+
+def test_a_linear_map_goes_to_the_nodes():
+    program, args = program_of(linear)
+    assert program.notes == ["a linear map is split, 2 of 2 parts on nodes"]
+    text = program.text()
+    assert "x: node [4] float64" in text and "walk by destination: gathers" in text and "backward:" in text
+    assert "computes add, relu; keeps" in text
+    check(program, linear, args, True)
+
+
+def test_a_linear_map_goes_behind_a_sum():
+    def function(sizes, ends, ids, seed, x, weight):
+        return summed(sizes, ends, torch.tanh(x[ends[0]] * x[ends[1]]) @ weight[:4])
+
+    program, args = program_of(function)
+    assert "a linear map goes behind the sum" in program.notes
+    check(program, function, args, True)
+
+
+@pytest.mark.parametrize("block", [1, 7, 4096])
+def test_blocks_of_any_size_and_all_derivatives(block):
+    program, _ = program_of(linear)
+    edge_index, x, weight = given()
+    graph = Graph.from_edge_index(edge_index, NODES, NODES)
+    inputs = (x.requires_grad_(), weight.requires_grad_())
+    out = program(graph, inputs, block=block)[0]
+    expected = torch.relu(torch.cat([x[edge_index[0]], x[edge_index[1]]], 1) @ weight)
+    expected = torch.zeros(NODES, 3, dtype=torch.float64).index_add(0, edge_index[1], expected)
+    torch.testing.assert_close(out, expected)
+    for a, b in zip(*(torch.autograd.grad(o.sin().sum(), inputs) for o in (out, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_blocks_have_whole_rows():
+    edge_index, *_ = given()
+    graph = Graph.from_edge_index(edge_index, NODES, NODES)
+    arrays, cuts = blocks_of(graph, True, 9)
+    assert cuts[0] == 0 and cuts[-1] == NODES and cuts == sorted(set(cuts))
+    degrees = arrays.indptr.diff()
+    assert max(int(degrees[a:b].sum()) for a, b in zip(cuts, cuts[1:], strict=False)) <= 9 + int(degrees.max())
+
+
+def test_the_check_finds_what_a_trace_cannot_see():
+    calls = []
+
+    def function(sizes, ends, ids, seed, x, weight):
+        calls.append(1)
+        return summed(sizes, ends, x[ends[0]] * (1.0 if len(calls) < 3 else 2.0))
+
+    program, args = program_of(function)
+    with pytest.raises(Refused, match="a result differs from the layer's own, by 5.0e-01 relative by norm"):
+        check(program, function, args, True)
+
+
+def test_the_check_finds_a_wrong_gradient():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 3
+
+    calls = []
+
+    def function(sizes, ends, ids, seed, x, weight):
+        calls.append(1)
+        rows = x[ends[0]]
+        return summed(sizes, ends, rows * 2 if len(calls) < 3 else Twice.apply(rows))
+
+    program, args = program_of(function)
+    with pytest.raises(Refused, match="a gradient differs"):
+        check(program, function, args, True)
+
+
+def test_landing_is_exact_about_what_it_takes():
+    def weighted(sizes, ends, ids, seed, x, weight):
+        return summed(sizes, ends, x[ends[0]])
+
+    program, args = program_of(weighted)
+    assert land(program).name == "spmm"
+    assert land(program_of(linear)[0]) is None
+
+
+def test_shares_of_an_extremum():
+    ids = torch.tensor([4, 7, 9])
+    src = torch.tensor([[1.0], [2.0], [2.0]])
+    best = torch.full((3, 1), 2.0)
+    assert share_rows(src, best, torch.full((3, 1), -2), ids).view(-1).tolist() == [0, 0.5, 0.5]
+    assert share_rows(src, best, torch.full((3, 1), 7), ids).view(-1).tolist() == [0, 1, 0]
+    zero = torch.zeros(3, 1)
+    assert share_rows(src * 0, zero, torch.full((3, 1), -3), ids).view(-1).tolist() == [0.25] * 3
+
+
+def test_keys_hold_contents():
+    a, b = {"x": [1, 2.0, (3,)]}, {"x": [1, 2.0, (3,)]}
+    assert value_key(a) == value_key(b) and hash(value_key(a)) == hash(value_key(b))
+    b["x"].append(4)
+    assert value_key(a) != value_key(b)
+    assert value_key(1) != value_key(True) and value_key(float("nan")) == value_key(float("nan"))
+    deep = [[[[[[[1]]]]]]]
+    with pytest.raises(Refused, match="nested too deeply"):
+        value_key(deep)
+    state = 1
+
+    def function():
+        return state
+
+    before = function_key(function)
+    state = 2
+    assert function_key(function) != before
+
+
+def test_positions_of_arguments():
+    program, _ = program_of(linear, wanted=())
+    assert program.backward is None and FIRST == 3
