@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import weakref
 from typing import Any, Optional
 
 import torch
@@ -38,6 +39,8 @@ CHOICES = ("auto", "off", "land", "on")
 # from the second number of numbers by edge on, its widest value's. Below, PyG's tensors stay in the caches.
 LEAST_EDGES, LEAST_NUMBERS = 30_000, 1 << 25
 PROGRAMS = ProgramCache()
+MOST_PROGRAMS = 32  # of one layer
+_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _NARROW = (torch.int32, torch.int64)
 
 
@@ -268,9 +271,10 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         raise Refused("there are no nodes")
     if torch.is_grad_enabled() and any(t.is_inference() for t in call.tensors):
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
-    program = PROGRAMS.get(
-        call.key(), call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form
-    )
+    key = call.key()
+    if key not in PROGRAMS:
+        _check_settled(layer)
+    program = PROGRAMS.get(key, call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form)
     if program.landing is None and choice in ("land", "auto"):
         _check_worth(program, choice, num_edges)
     try:
@@ -298,6 +302,13 @@ def _check_worth(program, choice: str, num_edges: int) -> None:
             "the gradient of a minimum or maximum of messages is not faster yet "
             "(EDGELESS_GENERATE=on runs it all the same)"
         )
+
+
+def _check_settled(layer) -> None:
+    """Refuses a layer that wants one program after the other, as by a number that is new at every call."""
+    _made[layer] = _made.get(layer, 0) + 1
+    if _made[layer] > MOST_PROGRAMS:
+        raise Refused(f"{MOST_PROGRAMS} programs were made for this layer, whose state or arguments do not settle")
 
 
 def _too_small(edge_index: Tensor, num_edges: int) -> str:

@@ -26,6 +26,9 @@ class ProgramCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
     def get(
         self,
         key: Hashable,

@@ -7,6 +7,7 @@ the object itself is in the key, by identity.
 from __future__ import annotations
 
 import enum
+import functools
 import types
 import weakref
 from collections.abc import Hashable
@@ -21,6 +22,7 @@ from .spaces import Refused
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, enum.Enum, type)
 _CONTAINERS = ("_parameters", "_buffers", "_modules")
 _LIBRARIES = ("torch", "torch_geometric", "edgeless", "numpy", "math", "typing", "builtins", "dgl")
+_CLASS_VALUES = (int, float, str, list, dict, tuple, set, Tensor)
 _DEPTH = 6
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -60,6 +62,8 @@ def value_key(value: Any, depth: int = 0) -> Hashable:
             return types.MethodType, function_key(value.__func__, depth), Same(value.__self__)
         if isinstance(value, types.FunctionType):
             return function_key(value, depth)
+        if isinstance(value, functools.partial):
+            return value_key((value.func, value.args, value.keywords), depth)
         if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tobytes"):
             return type(value), value.tobytes()
         if hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, types.ModuleType)):
@@ -126,6 +130,9 @@ class Watch:
                 function = getattr(value, "__func__", getattr(value, "fget", value))
                 if isinstance(function, types.FunctionType):
                     self._add(function, function.__code__, 0)
+            if not _is_library(base.__module__):  # numbers of the class itself
+                names = [name for name, value in vars(base).items() if isinstance(value, _CLASS_VALUES)]
+                self.places += [(vars(base), name) for name in names if not name.startswith("__")]
 
     def _add(self, function: types.FunctionType, code, depth: int) -> None:
         if id(code) in self.seen or depth > 3:

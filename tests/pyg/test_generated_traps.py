@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -27,8 +28,13 @@ def every_size(monkeypatch):
 
 
 def outcomes(layer, *inputs):
-    """(what every propagate() did, whether by a program)."""
+    """(what every propagate() of a second call did, whether by a program)."""
     layer(*inputs)
+    return recorded_once(layer, *inputs)
+
+
+def recorded_once(layer, *inputs):
+    """The same of one call."""
     generated._recording.calls = calls = []
     try:
         layer(*inputs)
@@ -101,6 +107,12 @@ def caught(x_j):
         return x_j
 
 
+def hooked(x_j):
+    with contextlib.suppress(RuntimeError):  # without gradients
+        x_j.register_hook(lambda grad: 2 * grad)
+    return x_j
+
+
 REFUSED = {
     "a size to a power": lambda s, xi, xj, e, i, n: xj / n**0.5,
     "a size less one": lambda s, xi, xj, e, i, n: xj / (n - 1),
@@ -133,7 +145,7 @@ REFUSED = {
     "edges joined": lambda s, xi, xj, e, i, n: torch.cat([xj, xj])[: xj.size(0)],
     "a view over rows": lambda s, xi, xj, e, i, n: xj.t().reshape(xj.shape),
     "requires_grad": lambda s, xi, xj, e, i, n: xj if xj.requires_grad else -xj,
-    "a hook on a tensor": lambda s, xi, xj, e, i, n: [xj.register_hook(lambda g: 2 * g), xj][1],
+    "a hook on a tensor": lambda s, xi, xj, e, i, n: hooked(xj),
     "the number of edges as rows": lambda s, xi, xj, e, i, n: scatter(xj, i, 0, xj.size(0), "sum").index_select(0, i),
 }
 RIGHT = {
@@ -223,6 +235,31 @@ def test_changed_globals_and_attributes_are_seen(monkeypatch):
     assert error(plain(*inputs), first * 2) < 1e-12
     plain.plain.mul_(2)
     assert error(plain(*inputs), first * 4) < 1e-12
+
+
+class Scaled(Layer):
+    """A layer that reads a number of its class."""
+
+    scale = 2.0
+
+    def message(self, x_j):
+        return x_j * self.scale
+
+
+def test_a_changed_number_of_a_class_is_seen(monkeypatch):
+    layer, inputs = Scaled(None), graph()
+    first = layer(*inputs)
+    monkeypatch.setattr(Scaled, "scale", 4.0)
+    assert error(layer(*inputs), first * 2) < 1e-12
+
+
+def test_a_layer_that_does_not_settle_becomes_the_stock_one(monkeypatch):
+    monkeypatch.setattr(generated, "MOST_PROGRAMS", 3)
+    layer, inputs = Layer(lambda s, xi, xj, e, i, n: xj * s.calls), graph()
+    outcome = []
+    for layer.calls in range(5):
+        outcome += [ran for _, ran in recorded_once(layer, *inputs)]
+    assert outcome == [True] * 3 + [False] * 2
 
 
 def test_a_closure_that_changes_is_seen():
