@@ -25,12 +25,6 @@
 #include "jit/python.h"
 #include "plans.h"
 
-#ifdef EDGELESS_WITH_CUDA
-namespace edgeless::cuda {
-const char* built_archs();
-}
-#endif
-
 TORCH_LIBRARY(edgeless, m) {
   // Graphs. The index tensors of a call are all int32 or all int64. edge_ids maps an index in the CSR to the original
   // edge id.
@@ -344,10 +338,4 @@ PYBIND11_MODULE(_C, m) {
     const char* setting = std::getenv("EDGELESS_CACHE");
     return setting ? setting : "";
   });
-#ifdef EDGELESS_WITH_CUDA
-  m.attr("with_cuda") = true;
-  m.attr("cuda_archs") = edgeless::cuda::built_archs();
-#else
-  m.attr("with_cuda") = false;
-#endif
 }

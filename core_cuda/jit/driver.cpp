@@ -61,8 +61,12 @@ Driver::Driver() : library_(opened()) {
   const auto find = [this](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol(name));
   };
+  find(init_, "cuInit");
   find(get_error_string_, "cuGetErrorString");
   find(ctx_get_device_, "cuCtxGetDevice");
+  find(ctx_get_current_, "cuCtxGetCurrent");
+  find(ctx_set_current_, "cuCtxSetCurrent");
+  find(primary_ctx_retain_, "cuDevicePrimaryCtxRetain");
   find(device_get_attribute_, "cuDeviceGetAttribute");
   find(stream_is_capturing_, "cuStreamIsCapturing");
   find(module_load_data_, "cuModuleLoadData");
@@ -70,15 +74,18 @@ Driver::Driver() : library_(opened()) {
   find(func_set_attribute_, "cuFuncSetAttribute");
   find(occupancy_, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   find(launch_kernel_ex_, "cuLaunchKernelEx");
+  find(memset_async_, "cuMemsetD8Async");
+  func_get_param_info_ = reinterpret_cast<decltype(func_get_param_info_)>(symbol("cuFuncGetParamInfo", false));
+  check(init_(0), "to initialize the CUDA driver");
 }
 
-void* Driver::symbol(const char* name) const {
+void* Driver::symbol(const char* name, bool needed) const {
 #ifdef _WIN32
   void* found = reinterpret_cast<void*>(GetProcAddress(reinterpret_cast<HMODULE>(library_), name));
 #else
   void* found = dlsym(library_, name);
 #endif
-  if (found == nullptr) {
+  if (found == nullptr && needed) {
     throw std::runtime_error(std::string("edgeless: the CUDA driver has no ") + name +
                              ": it is older than CUDA 11.8; install a newer one");
   }
@@ -96,6 +103,14 @@ int Driver::current_device() const {
   int device = 0;
   check(ctx_get_device_(&device), "to ask for the current CUDA device");
   return device;
+}
+
+void Driver::enter(int device) const {
+  void* context = nullptr;
+  check(ctx_get_current_(&context), "to ask for the current CUDA context");
+  if (context != nullptr) return;
+  check(primary_ctx_retain_(&context, device), "to get the CUDA context of a device");
+  check(ctx_set_current_(context), "to set the current CUDA context");
 }
 
 int Driver::attribute(Attribute attribute, int device) const {
@@ -122,14 +137,23 @@ Function Driver::function(Module module, const std::string& name) const {
   return function;
 }
 
+std::vector<size_t> Driver::parameters(Function function) const {
+  std::vector<size_t> sizes;
+  size_t offset = 0, size = 0;
+  while (func_get_param_info_ && func_get_param_info_(function, sizes.size(), &offset, &size) == 0) {
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
 void Driver::allow_shared_bytes(Function function, int bytes) const {
   check(func_set_attribute_(function, kMaxDynamicSharedBytes, bytes),
         "to let a kernel have " + std::to_string(bytes) + " bytes of shared memory");
 }
 
-int Driver::resident_blocks(Function function, int block, int64_t dynamic_shared_bytes) const {
+int Driver::resident_blocks(Function function, int block, int64_t shared_bytes) const {
   int blocks = 0;
-  check(occupancy_(&blocks, function, block, static_cast<size_t>(dynamic_shared_bytes)),
+  check(occupancy_(&blocks, function, block, static_cast<size_t>(shared_bytes)),
         "to ask for the occupancy of a kernel");
   return blocks;
 }
@@ -138,8 +162,8 @@ void Driver::launch(Function function, const Launch& launch, void** arguments) c
   DriverAttribute attributes[2] = {};
   DriverLaunch config = {};
   std::memcpy(config.grid, launch.grid, sizeof(config.grid));
-  config.block[0] = launch.block, config.block[1] = config.block[2] = 1;
-  config.shared_bytes = launch.dynamic_shared_bytes;
+  std::memcpy(config.block, launch.block, sizeof(config.block));
+  config.shared_bytes = launch.shared_bytes;
   config.stream = launch.stream;
   config.attributes = attributes;
   if (launch.cooperative) {
@@ -152,6 +176,10 @@ void Driver::launch(Function function, const Launch& launch, void** arguments) c
     attribute.value.cluster[0] = launch.cluster, attribute.value.cluster[1] = attribute.value.cluster[2] = 1;
   }
   check(launch_kernel_ex_(&config, function, arguments, nullptr), "to launch a kernel");
+}
+
+void Driver::clear(void* memory, size_t bytes, Stream stream) const {
+  check(memset_async_(reinterpret_cast<uintptr_t>(memory), 0, bytes, stream), "to clear memory of a CUDA device");
 }
 
 }  // namespace edgeless::jit

@@ -4,11 +4,11 @@
 
 #include <array>
 #include <string>
-#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "kernels.h"
+#include "launch.h"
 
 namespace edgeless::jit {
 namespace {
@@ -27,28 +27,27 @@ void set_python_provider(py::function provide) {
   });
 }
 
-uint64_t key_of(const KernelName& name) {
-  static auto* const numbers = new std::unordered_map<std::string, uint64_t>;  // guarded by the GIL
-  return numbers->try_emplace(name.header + ": " + name.expression, numbers->size()).first->second;
+// A copy that lives forever, the same for equal texts. Guarded by the GIL.
+const char* kept_text(const std::string& text) {
+  static auto* const all = new std::unordered_set<std::string>;
+  return all->insert(text).first->c_str();
 }
 
 // arguments: the bytes of each of the kernel's parameters.
 void launch_by_name(const std::string& header, const std::string& expression, std::array<uint32_t, 3> grid,
-                    uint32_t block, std::vector<std::string> arguments, uint32_t dynamic_shared_bytes, uint32_t cluster,
+                    uint32_t block, std::vector<std::string> arguments, int64_t shared_bytes, int cluster,
                     bool cooperative, uintptr_t stream) {
-  const KernelName name{header, expression};
-  const uint64_t key = key_of(name);
+  const Expression kernel(kept_text(header), kept_text(expression));
   const py::gil_scoped_release no_gil;
-  Launch launch{{grid[0], grid[1], grid[2]},     block, dynamic_shared_bytes, cluster, cooperative,
-                reinterpret_cast<Stream>(stream)};
   std::vector<void*> values;
-  for (std::string& argument : arguments) values.push_back(argument.data());
-  const Function function = function_of("Python", key, launch.stream, [&] { return name; });
-  constexpr uint32_t kUsualSharedBytes = 48 << 10;
-  if (dynamic_shared_bytes > kUsualSharedBytes) {
-    Driver::get().allow_shared_bytes(function, static_cast<int>(dynamic_shared_bytes));
+  std::vector<size_t> sizes;
+  for (std::string& argument : arguments) {
+    values.push_back(argument.data());
+    sizes.push_back(argument.size());
   }
-  Driver::get().launch(function, launch, values.data());
+  const Queue queue{reinterpret_cast<Stream>(stream), Driver::get().current_device()};
+  const Shape shape{{grid[0], grid[1], grid[2]}, block, shared_bytes, cluster, cooperative};
+  launch_with(queue, kernel, shape, values.data(), sizes.data(), static_cast<int>(sizes.size()));
 }
 
 }  // namespace
@@ -56,8 +55,8 @@ void launch_by_name(const std::string& header, const std::string& expression, st
 void define_jit(py::module_& m) {
   m.def("set_kernel_provider", &set_python_provider, py::arg("provide"));
   m.def("launch_kernel", &launch_by_name, py::kw_only(), py::arg("header"), py::arg("expression"), py::arg("grid"),
-        py::arg("block"), py::arg("arguments"), py::arg("dynamic_shared_bytes"), py::arg("cluster"),
-        py::arg("cooperative"), py::arg("stream"));
+        py::arg("block"), py::arg("arguments"), py::arg("shared_bytes"), py::arg("cluster"), py::arg("cooperative"),
+        py::arg("stream"));
 }
 
 }  // namespace edgeless::jit

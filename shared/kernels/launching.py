@@ -56,7 +56,7 @@ def launch(
         raise ValueError(f"launch: grid must have one to three numbers, got {tuple(grid)}")
     _C.launch_kernel(
         header=kernel.header, expression=kernel.expression, grid=(*grid, 1, 1)[:3], block=block,
-        arguments=[_bytes_of(argument) for argument in arguments], dynamic_shared_bytes=dynamic_shared_bytes,
+        arguments=[_bytes_of(argument) for argument in arguments], shared_bytes=dynamic_shared_bytes,
         cluster=cluster, cooperative=cooperative, stream=stream,
     )  # fmt: skip
 

@@ -1,0 +1,119 @@
+#include "launch.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace edgeless::jit {
+namespace {
+
+struct Kernel {
+  Function function = nullptr;
+  std::atomic<int64_t> allowed_bytes{0};  // of dynamic shared memory
+};
+
+struct Place {
+  Expression kernel;
+  int device;
+  friend bool operator==(const Place& a, const Place& b) { return a.device == b.device && a.kernel == b.kernel; }
+};
+
+struct Hash {
+  size_t operator()(const Place& place) const { return place.kernel.hash() + place.device; }
+};
+
+// Never destroyed: other threads may launch while the process ends.
+struct Loaded {
+  std::shared_mutex mutex;
+  std::unordered_map<Place, std::unique_ptr<Kernel>, Hash> kernels;
+  Provider provider;
+};
+
+Loaded& loaded() {
+  static Loaded* const all = new Loaded;
+  return *all;
+}
+
+Code provided(const KernelName& name, int architecture) {
+  Provider provider;
+  {
+    const std::shared_lock lock(loaded().mutex);
+    provider = loaded().provider;
+  }
+  if (!provider) throw std::runtime_error("edgeless: nothing compiles kernels here: import edgeless.kernels");
+  return provider(name, architecture);  // without the lock: it may take seconds and run Python
+}
+
+std::string listed(const size_t* sizes, size_t count) {
+  std::string list;
+  for (size_t i = 0; i < count; ++i) list += (i ? ", " : "") + std::to_string(sizes[i]);
+  return "[" + list + "]";
+}
+
+// An argument of another size than its parameter would be read beyond its end.
+void check_parameters(const std::string& kernel, const std::vector<size_t>& wanted, const size_t* sizes, int count) {
+  if (wanted.empty()) return;
+  if (wanted == std::vector<size_t>(sizes, sizes + count)) return;
+  throw std::runtime_error("edgeless: " + kernel + " has parameters of " + listed(wanted.data(), wanted.size()) +
+                           " bytes, got arguments of " + listed(sizes, count));
+}
+
+Kernel& load(const Place& place, const Queue& queue, const size_t* sizes, int count) {
+  const Driver& driver = Driver::get();
+  const KernelName name = place.kernel.name();
+  if (driver.is_capturing(queue.stream)) {
+    throw std::runtime_error("edgeless: " + name.expression +
+                             " is not loaded, and nothing can be loaded while a CUDA graph is captured: run the call "
+                             "once before, as edgeless.capture does");
+  }
+  const int architecture = 10 * driver.attribute(Attribute::capability_major, queue.device) +
+                           driver.attribute(Attribute::capability_minor, queue.device);
+  const Code code = provided(name, architecture);
+  auto kernel = std::make_unique<Kernel>();
+  kernel->function = driver.function(driver.load(code.image.data(), name.expression), code.name);
+  check_parameters(name.expression, driver.parameters(kernel->function), sizes, count);
+  const std::unique_lock lock(loaded().mutex);
+  return *loaded().kernels.emplace(place, std::move(kernel)).first->second;  // the first of two threads wins
+}
+
+Kernel& find(const Place& place, const Queue& queue, const size_t* sizes, int count) {
+  {
+    const std::shared_lock lock(loaded().mutex);
+    const auto found = loaded().kernels.find(place);
+    if (found != loaded().kernels.end()) return *found->second;
+  }
+  return load(place, queue, sizes, count);
+}
+
+}  // namespace
+
+void set_provider(Provider provider) {
+  const std::unique_lock lock(loaded().mutex);
+  loaded().provider = std::move(provider);
+}
+
+void launch_with(const Queue& queue, const Expression& expression, const Shape& shape, void** values,
+                 const size_t* sizes, int count) {
+  const Driver& driver = Driver::get();
+  driver.enter(queue.device);
+  Kernel& kernel = find({expression, queue.device}, queue, sizes, count);
+  if (shape.shared_bytes > kernel.allowed_bytes.load(std::memory_order_relaxed)) {
+    driver.allow_shared_bytes(kernel.function, static_cast<int>(shape.shared_bytes));
+    kernel.allowed_bytes.store(shape.shared_bytes, std::memory_order_relaxed);
+  }
+  const Size &grid = shape.grid, &block = shape.block;
+  const Launch launch{{grid.x, grid.y, grid.z},
+                      {block.x, block.y, block.z},
+                      static_cast<uint32_t>(shape.shared_bytes),
+                      static_cast<uint32_t>(shape.cluster),
+                      shape.cooperative,
+                      queue.stream};
+  driver.launch(kernel.function, launch, values);
+}
+
+}  // namespace edgeless::jit
