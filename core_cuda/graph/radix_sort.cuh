@@ -97,7 +97,7 @@ __device__ __forceinline__ unsigned lanes_with(uint32_t digit) {
 // Sorts by one digit. places [kSortDigits]: of the first key of each digit. next_tile: zero at first. published
 // [tiles, kSortDigits]: zero at first. from_order is null in the first pass, whose positions are 0, 1, 2, ...
 template <class K, class W>
-__global__ void __launch_bounds__(kSortThreads)
+__global__ void __launch_bounds__(kSortThreads, 3)
     sort_pass_kernel(const K* from, const K* from_order, K* to, K* to_order, int64_t count, SortDigit of,
                      const unsigned long long* places, unsigned* next_tile, W* published) {
   using I = SortIndex<K>;
@@ -117,12 +117,11 @@ __global__ void __launch_bounds__(kSortThreads)
   const int inside = static_cast<int>(min(static_cast<int64_t>(kTile), count - first));
   const int own_first = warp * 32 * kKeys + lane;  // a warp owns consecutive keys, 32 of them at a time
 
-  K keys[kKeys], positions[kKeys];
+  K keys[kKeys];
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
     const int at = own_first + 32 * i;
     keys[i] = at < inside ? from[first + at] : K(0);
-    positions[i] = !from_order ? static_cast<K>(first + at) : at < inside ? from_order[first + at] : K(0);
   }
 
   // The index of each key among those of its digit in the warp. What lies behind the last key of all has the last
@@ -184,9 +183,14 @@ __global__ void __launch_bounds__(kSortThreads)
     place[i] = bases[digit_of(key, of)] + static_cast<I>(at);
     to[place[i]] = key;
   }
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {  // the keys' registers now hold the positions
+    const int at = own_first + 32 * i;
+    keys[i] = !from_order ? static_cast<K>(first + at) : at < inside ? from_order[first + at] : K(0);
+  }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kKeys; ++i) exchanged[index[i]] = positions[i];
+  for (int i = 0; i < kKeys; ++i) exchanged[index[i]] = keys[i];
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
