@@ -5,8 +5,6 @@
 // rows.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
 #include "plan.h"
