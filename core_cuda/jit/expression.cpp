@@ -25,7 +25,8 @@ void Expression::push(uint64_t word) {
 void Expression::add(const Argument& argument) {
   using Kind = Argument::Kind;
   const auto kind = static_cast<uint64_t>(argument.kind);
-  const bool named = argument.kind == Kind::type || argument.kind == Kind::enumeration || argument.kind == Kind::instance;
+  const bool named =
+      argument.kind == Kind::type || argument.kind == Kind::enumeration || argument.kind == Kind::instance;
   const uint64_t value = named ? reinterpret_cast<uintptr_t>(argument.text) : static_cast<uint64_t>(argument.number);
   push(value << kKindBits | kind);
   if (argument.kind == Kind::enumeration) push(static_cast<uint64_t>(argument.number));
