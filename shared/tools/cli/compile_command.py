@@ -80,7 +80,7 @@ def _of_logs(args: argparse.Namespace) -> dict[int, list[Kernel]]:
     """The kernels that logs name, by architecture: for those of the log or for those of ``--arch``."""
     given = {"op": args.op, "--suite": args.suite, "--graph": args.graph, "--nodes": args.nodes, "--edges": args.edges}
     for name, value in {**given, "--dtype": args.dtype}.items():
-        if value:
+        if value not in (None, []):
             raise UsageError(f"--kernels names the kernels, so {name} has no meaning beside it")
     found: dict[int, set[Kernel]] = {}
     for file in args.kernels:

@@ -65,9 +65,7 @@ def compiler() -> str:
         nvrtc = installed_nvrtc()
     except NvrtcError as error:
         if torch.version.cuda is None:
-            return (
-                f"not compiled here: torch {torch.__version__} is a build without CUDA, and there is no NVRTC"
-            )
+            return f"not compiled here: torch {torch.__version__} is a build without CUDA, and there is no NVRTC"
         return f"not compiled here: {error}"
     return f"compiled at their first launch by NVRTC {'.'.join(map(str, nvrtc.version))}, {nvrtc.file}"
 
