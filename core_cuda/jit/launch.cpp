@@ -45,7 +45,7 @@ Code provided(const KernelName& name, int architecture) {
     const std::shared_lock lock(loaded().mutex);
     provider = loaded().provider;
   }
-  if (!provider) throw std::runtime_error("edgeless: nothing compiles kernels here: import edgeless.kernels");
+  if (!provider) throw std::runtime_error("edgeless: nothing compiles kernels here: import edgeless");
   return provider(name, architecture);  // without the lock: it may take seconds and run Python
 }
 
