@@ -22,4 +22,11 @@ def _provide(header: str, expression: str, architecture: int) -> tuple[bytes, st
     return provider.provide(header, expression, architecture)
 
 
-_C.set_kernel_provider(_provide)
+def _prepare(kernels: list[tuple[str, str]], architecture: int) -> None:
+    """Begins to compile kernels that will be needed soon, in the background."""
+    from .kernels import provider
+
+    provider.prepare(kernels, architecture)
+
+
+_C.set_kernel_provider(provide=_provide, prepare=_prepare)

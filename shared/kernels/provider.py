@@ -7,16 +7,23 @@ one file. ``python -m edgeless compile --kernels FILE`` puts these kernels into 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
+import threading
+import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Union
 
 from .compiler import Kernel, compiled
+from .store import default_store
 
-__all__ = ["provide", "read_log"]
+__all__ = ["prepare", "provide", "read_log"]
+
+SECONDS_TO_SAY = 2.0  # longer waits are reported on stderr, once
 
 _logged: dict[tuple[str, str, int], object] = {}  # by this process or its parent
 
@@ -28,8 +35,42 @@ def provide(header: str, expression: str, architecture: int) -> tuple[bytes, str
         CompileError, NvrtcError, ValueError: as :func:`edgeless.kernels.compiled`.
     """
     _log(header, expression, architecture)
+    begin = time.monotonic()
     image = compiled(Kernel(header, expression), architecture)
+    _report(time.monotonic() - begin, architecture)
     return image.code, image.name
+
+
+def prepare(kernels: Sequence[tuple[str, str]], architecture: int) -> None:
+    """Begins to compile kernels in threads of their own, and returns at once.
+
+    Errors are left to :func:`provide`, which is asked for the same kernels when they are launched.
+
+    Args:
+        kernels: their headers and expressions.
+        architecture: as in :func:`provide`.
+    """
+
+    def compile_one(kernel: Kernel) -> None:
+        with contextlib.suppress(Exception):
+            compiled(kernel, architecture)
+
+    for name in kernels:
+        threading.Thread(target=compile_one, args=(Kernel(*name),), daemon=True).start()
+
+
+_waited = 0.0  # seconds
+
+
+def _report(seconds: float, architecture: int) -> None:
+    global _waited
+    before, _waited = _waited, _waited + seconds
+    if before <= SECONDS_TO_SAY < _waited:
+        print(
+            f"edgeless: CUDA kernels are compiled for sm_{architecture} at their first use and kept in "
+            f"{default_store().folder}; `python -m edgeless compile` makes a pack of them beforehand",
+            file=sys.stderr,
+        )
 
 
 def _log(header: str, expression: str, architecture: int) -> None:
