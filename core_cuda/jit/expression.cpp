@@ -53,7 +53,10 @@ std::string Expression::text(int& at) const {
 
 KernelName Expression::name() const {
   std::string arguments;
-  for (int at = 0; at < size_;) arguments += (at ? ", " : "") + text(at);
+  for (int at = 0; at < size_;) {
+    if (at > 0) arguments += ", ";
+    arguments += text(at);
+  }
   return {header_, from_global(function_) + (size_ ? "<" + arguments + ">" : "")};
 }
 
