@@ -140,6 +140,8 @@ def _look_for_kernels(kind: str, op: str) -> Optional[str]:
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(kind)
     if key is None:
         return f"edgeless has no kernels for {kind!r} devices"
+    if kind == "cuda" and torch.version.hip is not None:  # which calls AMD's devices by this name too
+        return "edgeless has no kernels for AMD GPUs"
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"edgeless::{op}", key):
         return None
     return f"this build of edgeless has no {key} kernels" + ("" if op == "attention" else f" for {op}")

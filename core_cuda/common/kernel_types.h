@@ -11,7 +11,7 @@ namespace edgeless::cuda {
 inline constexpr jit::Type kFloatType{"float"}, kDoubleType{"double"}, kHalfType{"__half"},
     kBfloat16Type{"__nv_bfloat16"}, kHalfOfFourType{"edgeless::cuda::OfFour<__half>"},
     kBfloat16OfFourType{"edgeless::cuda::OfFour<__nv_bfloat16>"}, kInt32Type{"int32_t"}, kInt64Type{"int64_t"},
-    kUint8Type{"uint8_t"}, kUint16Type{"uint16_t"}, kUint32Type{"uint32_t"};
+    kUint8Type{"uint8_t"}, kUint16Type{"uint16_t"}, kUint32Type{"uint32_t"}, kUint64Type{"uint64_t"};
 
 // The type of stored values.
 inline jit::Type type_of(Storage storage) {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "../jit/launch.h"
+#include "current_stream.h"
 
 namespace edgeless {
 
@@ -12,9 +12,7 @@ namespace edgeless {
 class OnDevice {
  public:
   explicit OnDevice(const at::Device& device)
-      : guard_(device),
-        queue_{c10::impl::VirtualGuardImpl(device.type()).getStream(guard_.current_device()).native_handle(),
-               guard_.current_device().index()} {}
+      : guard_(device), queue_{current_cuda_stream(guard_.current_device().index()), guard_.current_device().index()} {}
   const jit::Queue& queue() const { return queue_; }
 
  private:

@@ -18,9 +18,7 @@ struct RowsCopy {
 };
 
 // 16-byte vectors that a copy writes.
-constexpr int64_t vectors_of(const RowsCopy& copy) {
-  return copy.rows * copy.heads * (copy.padded * copy.size / 16);
-}
+constexpr int64_t vectors_of(const RowsCopy& copy) { return copy.rows * copy.heads * (copy.padded * copy.size / 16); }
 
 constexpr int kMostCopies = 8;
 struct RowsCopies {

@@ -100,6 +100,9 @@ void Driver::check(int result, const std::string& what) const {
 }
 
 int Driver::current_device() const {
+  void* context = nullptr;
+  check(ctx_get_current_(&context), "to ask for the current CUDA context");
+  if (context == nullptr) return 0;
   int device = 0;
   check(ctx_get_device_(&device), "to ask for the current CUDA device");
   return device;

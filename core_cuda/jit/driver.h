@@ -39,7 +39,7 @@ class Driver {
   // Throws if there is no driver.
   static const Driver& get();
 
-  int current_device() const;  // of the calling thread's context
+  int current_device() const;  // of the calling thread's context; 0 if it has none, as in the CUDA runtime
   // Gives the calling thread the device's primary context, the one of the CUDA runtime, if it has none yet.
   void enter(int device) const;
   int attribute(Attribute attribute, int device) const;

@@ -25,7 +25,8 @@ void Expression::push(uint64_t word) {
 void Expression::add(const Argument& argument) {
   using Kind = Argument::Kind;
   const auto kind = static_cast<uint64_t>(argument.kind);
-  const bool named = argument.kind == Kind::type || argument.kind == Kind::enumeration || argument.kind == Kind::instance;
+  const bool named =
+      argument.kind == Kind::type || argument.kind == Kind::enumeration || argument.kind == Kind::instance;
   const uint64_t value = named ? reinterpret_cast<uintptr_t>(argument.text) : static_cast<uint64_t>(argument.number);
   push(value << kKindBits | kind);
   if (argument.kind == Kind::enumeration) push(static_cast<uint64_t>(argument.number));
@@ -53,7 +54,7 @@ std::string Expression::text(int& at) const {
 
 KernelName Expression::name() const {
   std::string arguments;
-  for (int at = 0; at < size_;) arguments += (at ? ", " : "") + text(at);
+  for (int at = 0; at < size_;) arguments += (arguments.empty() ? "" : ", ") + text(at);
   return {header_, from_global(function_) + (size_ ? "<" + arguments + ">" : "")};
 }
 

@@ -41,8 +41,7 @@ class Argument {
   constexpr Argument(Type type) : kind(Kind::type), text(type.text) {}
   constexpr Argument(const Instance& of) : kind(Kind::instance), text(of.name), arguments(of.arguments) {}
   template <class E, std::enable_if_t<std::is_enum_v<E>, int> = 0>
-  constexpr Argument(E value)
-      : kind(Kind::enumeration), number(static_cast<int64_t>(value)), text(type_text(value)) {}
+  constexpr Argument(E value) : kind(Kind::enumeration), number(static_cast<int64_t>(value)), text(type_text(value)) {}
 
   Kind kind;
   int64_t number = 0;

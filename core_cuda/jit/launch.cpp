@@ -32,11 +32,18 @@ struct Loaded {
   std::shared_mutex mutex;
   std::unordered_map<Place, std::unique_ptr<Kernel>, Hash> kernels;
   Provider provider;
+  Preparer preparer;
 };
 
 Loaded& loaded() {
   static Loaded* const all = new Loaded;
   return *all;
+}
+
+int architecture_of(int device) {
+  const Driver& driver = Driver::get();
+  return 10 * driver.attribute(Attribute::capability_major, device) +
+         driver.attribute(Attribute::capability_minor, device);
 }
 
 Code provided(const KernelName& name, int architecture) {
@@ -45,7 +52,7 @@ Code provided(const KernelName& name, int architecture) {
     const std::shared_lock lock(loaded().mutex);
     provider = loaded().provider;
   }
-  if (!provider) throw std::runtime_error("edgeless: nothing compiles kernels here: import edgeless.kernels");
+  if (!provider) throw std::runtime_error("edgeless: nothing compiles kernels here: import edgeless");
   return provider(name, architecture);  // without the lock: it may take seconds and run Python
 }
 
@@ -71,9 +78,7 @@ Kernel& load(const Place& place, const Queue& queue, const size_t* sizes, int co
                              " is not loaded, and nothing can be loaded while a CUDA graph is captured: run the call "
                              "once before, as edgeless.capture does");
   }
-  const int architecture = 10 * driver.attribute(Attribute::capability_major, queue.device) +
-                           driver.attribute(Attribute::capability_minor, queue.device);
-  const Code code = provided(name, architecture);
+  const Code code = provided(name, architecture_of(queue.device));
   auto kernel = std::make_unique<Kernel>();
   kernel->function = driver.function(driver.load(code.image.data(), name.expression), code.name);
   check_parameters(name.expression, driver.parameters(kernel->function), sizes, count);
@@ -81,27 +86,47 @@ Kernel& load(const Place& place, const Queue& queue, const size_t* sizes, int co
   return *loaded().kernels.emplace(place, std::move(kernel)).first->second;  // the first of two threads wins
 }
 
-Kernel& find(const Place& place, const Queue& queue, const size_t* sizes, int count) {
-  {
-    const std::shared_lock lock(loaded().mutex);
-    const auto found = loaded().kernels.find(place);
-    if (found != loaded().kernels.end()) return *found->second;
-  }
-  return load(place, queue, sizes, count);
+Kernel* find(const Place& place) {
+  const std::shared_lock lock(loaded().mutex);
+  const auto found = loaded().kernels.find(place);
+  return found == loaded().kernels.end() ? nullptr : found->second.get();
 }
 
 }  // namespace
 
-void set_provider(Provider provider) {
+void set_provider(Provider provider, Preparer preparer) {
   const std::unique_lock lock(loaded().mutex);
   loaded().provider = std::move(provider);
+  loaded().preparer = std::move(preparer);
+}
+
+bool is_loaded(const Queue& queue, const Expression& kernel) { return find({kernel, queue.device}) != nullptr; }
+
+void prepare(const Queue& queue, const std::vector<Expression>& kernels) {
+  std::vector<KernelName> names;
+  for (const Expression& kernel : kernels) {
+    if (!is_loaded(queue, kernel)) names.push_back(kernel.name());
+  }
+  Preparer preparer;
+  {
+    const std::shared_lock lock(loaded().mutex);
+    preparer = loaded().preparer;
+  }
+  if (preparer && names.size() > 1) preparer(names, architecture_of(queue.device));
+}
+
+void clear(const Queue& queue, void* memory, size_t bytes) {
+  Driver::get().enter(queue.device);
+  Driver::get().clear(memory, bytes, queue.stream);
 }
 
 void launch_with(const Queue& queue, const Expression& expression, const Shape& shape, void** values,
                  const size_t* sizes, int count) {
   const Driver& driver = Driver::get();
   driver.enter(queue.device);
-  Kernel& kernel = find({expression, queue.device}, queue, sizes, count);
+  const Place place{expression, queue.device};
+  Kernel* const found = find(place);
+  Kernel& kernel = found ? *found : load(place, queue, sizes, count);
   if (shape.shared_bytes > kernel.allowed_bytes.load(std::memory_order_relaxed)) {
     driver.allow_shared_bytes(kernel.function, static_cast<int>(shape.shared_bytes));
     kernel.allowed_bytes.store(shape.shared_bytes, std::memory_order_relaxed);

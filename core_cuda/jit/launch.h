@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "driver.h"
 #include "expression.h"
@@ -20,7 +21,9 @@ struct Code {
 
 // Returns the code of a kernel for an architecture, where 90 means sm_90. The thread that launches calls it.
 using Provider = std::function<Code(const KernelName&, int architecture)>;
-void set_provider(Provider provider);
+// Begins to compile kernels that will be needed soon, side by side, and returns at once.
+using Preparer = std::function<void(const std::vector<KernelName>&, int architecture)>;
+void set_provider(Provider provider, Preparer preparer);
 
 // A number of thread blocks or of threads in each dimension.
 struct Size {
@@ -50,7 +53,14 @@ void launch(const Queue& queue, const Expression& kernel, const Shape& shape, co
   launch_with(queue, kernel, shape, values, kSizes, sizeof...(Arguments));
 }
 
+// True if the device of the queue has the kernel loaded.
+bool is_loaded(const Queue& queue, const Expression& kernel);
+
+// Has those of the kernels compiled beside each other that are not loaded, in the background. They may be launched at
+// once: a launch waits for its kernel.
+void prepare(const Queue& queue, const std::vector<Expression>& kernels);
+
 // Fills memory of the device with zeros.
-inline void clear(const Queue& queue, void* memory, size_t bytes) { Driver::get().clear(memory, bytes, queue.stream); }
+void clear(const Queue& queue, void* memory, size_t bytes);
 
 }  // namespace edgeless::jit

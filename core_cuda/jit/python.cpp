@@ -15,16 +15,23 @@ namespace {
 
 namespace py = pybind11;
 
-// provide(header, expression, architecture) -> (bytes of the image, mangled name). It is never released: kernels may be
-// launched while the interpreter ends.
-void set_python_provider(py::function provide) {
-  PyObject* const kept = provide.release().ptr();
-  set_provider([kept](const KernelName& name, int architecture) {
-    const py::gil_scoped_acquire gil;
-    const py::object found = py::handle(kept)(name.header, name.expression, architecture);
-    const auto code = found.cast<std::pair<py::bytes, std::string>>();
-    return Code{code.first, code.second};
-  });
+// provide(header, expression, architecture) -> (bytes of the image, mangled name); prepare([(header, expression), ...],
+// architecture). They are never released: kernels may be launched while the interpreter ends.
+void set_python_provider(py::function provide, py::function prepare) {
+  PyObject *const provides = provide.release().ptr(), *const prepares = prepare.release().ptr();
+  set_provider(
+      [provides](const KernelName& name, int architecture) {
+        const py::gil_scoped_acquire gil;
+        const py::object found = py::handle(provides)(name.header, name.expression, architecture);
+        const auto code = found.cast<std::pair<py::bytes, std::string>>();
+        return Code{code.first, code.second};
+      },
+      [prepares](const std::vector<KernelName>& names, int architecture) {
+        const py::gil_scoped_acquire gil;
+        py::list kernels;
+        for (const KernelName& name : names) kernels.append(py::make_tuple(name.header, name.expression));
+        const py::object nothing = py::handle(prepares)(kernels, architecture);
+      });
 }
 
 // A copy that lives forever, the same for equal texts. Guarded by the GIL.
@@ -53,7 +60,7 @@ void launch_by_name(const std::string& header, const std::string& expression, st
 }  // namespace
 
 void define_jit(py::module_& m) {
-  m.def("set_kernel_provider", &set_python_provider, py::arg("provide"));
+  m.def("set_kernel_provider", &set_python_provider, py::arg("provide"), py::arg("prepare"));
   m.def("launch_kernel", &launch_by_name, py::kw_only(), py::arg("header"), py::arg("expression"), py::arg("grid"),
         py::arg("block"), py::arg("arguments"), py::arg("shared_bytes"), py::arg("cluster"), py::arg("cooperative"),
         py::arg("stream"));

@@ -9,19 +9,11 @@ from typing import Union
 from torch import Tensor
 
 from .. import _C
-from .compiler import Kernel, compiled
+from .compiler import Kernel
 
 __all__ = ["launch"]
 
 Argument = Union[Tensor, ctypes.Structure, ctypes._SimpleCData]
-
-
-def _provide(header: str, expression: str, architecture: int) -> tuple[bytes, str]:
-    image = compiled(Kernel(header, expression), architecture)
-    return image.code, image.name
-
-
-_C.set_kernel_provider(_provide)
 
 
 def launch(
