@@ -1,4 +1,10 @@
-// The kernels of exclusive prefix sums (scan.h).
+// The kernels of prefix sums and maxima (scan.h), which take three launches: every block reduces its tile to a total,
+// one block scans the totals, and every block scans its tile behind the totals of the tiles before it. If there is one
+// tile, the last launch suffices.
+//
+// A warp has kScanItems consecutive groups of 32 numbers of a tile, and a lane has one number of each group. So global
+// memory is accessed in whole lines, and the shuffles that scan the groups do not wait for each other. The thread that
+// reads a number is the one that writes it.
 #pragma once
 
 #include <cstdint>
@@ -8,63 +14,122 @@
 
 namespace edgeless::cuda {
 
-// Returns the sum of x over the earlier threads of the block; total: over all of them.
-template <class I>
-__device__ __forceinline__ I sum_before(I x, I& total) {
-  constexpr int kWarps = kScanThreads / 32;
-  __shared__ I of_warps[kWarps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  I sum = x;
+template <Scan kOf, class I>
+__device__ __forceinline__ I scanned(I a, I b) {
+  if constexpr (kOf == Scan::sum) return a + b;
+  return a < b ? b : a;
+}
+
+// The identity.
+template <Scan kOf, class I>
+constexpr I kScanOfNone = kOf == Scan::sum ? I(0) : static_cast<I>(I(1) << (8 * sizeof(I) - 1));
+
+// Inclusive, over the lanes. Whole warp.
+template <Scan kOf, class I>
+__device__ __forceinline__ I scan_of_warp(I x) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const I before = __shfl_up_sync(kFullWarp, sum, step);
-    if (lane >= step) sum += before;
+    const I below = __shfl_up_sync(kFullWarp, x, step);
+    if (lane >= step) x = scanned<kOf>(below, x);
   }
-  __syncthreads();  // of_warps is no longer read by an earlier call
-  if (lane == 31) of_warps[warp] = sum;
+  return x;
+}
+
+template <class I>
+struct Scanned {
+  I before, all;
+};
+
+// The sum or maximum over the warps before this one, and over all. of_warp: the warp's, in all lanes. Whole block.
+template <Scan kOf, class I, int kWarps>
+__device__ __forceinline__ Scanned<I> scan_of_warps(I of_warp, I (&of_warps)[kWarps]) {
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x % 32 == 0) of_warps[warp] = of_warp;
   __syncthreads();
-  sum -= x, total = 0;
+  Scanned<I> found{kScanOfNone<kOf, I>, kScanOfNone<kOf, I>};
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) sum += of_warps[w];
-    total += of_warps[w];
+    const I x = of_warps[w];
+    if (w < warp) found.before = scanned<kOf>(found.before, x);
+    found.all = scanned<kOf>(found.all, x);
   }
-  return sum;
+  __syncthreads();  // before of_warps is used again
+  return found;
 }
 
-// sums [scan_blocks(count)]: of the share of each block.
-template <class I>
-__global__ void __launch_bounds__(kScanThreads) share_sums_kernel(const I* numbers, int64_t count, I* sums) {
-  const int64_t share = scan_share(count), begin = blockIdx.x * share, end = min(begin + share, count);
-  I sum = 0, total;
-#pragma unroll 4
-  for (int64_t i = begin + threadIdx.x; i < end; i += kScanThreads) sum += numbers[i];
-  sum_before(sum, total);
-  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+// The same over threads. Whole block.
+template <Scan kOf, class I, int kWarps>
+__device__ __forceinline__ Scanned<I> scan_of_threads(I x, I (&of_warps)[kWarps]) {
+  const I here = scan_of_warp<kOf>(x), below = __shfl_up_sync(kFullWarp, here, 1);
+  Scanned<I> found = scan_of_warps<kOf>(__shfl_sync(kFullWarp, here, 31), of_warps);
+  if (threadIdx.x % 32 > 0) found.before = scanned<kOf>(found.before, below);
+  return found;
 }
 
-template <class I>
-__global__ void __launch_bounds__(kScanThreads) exclusive_sum_kernel(I* numbers, int64_t count, const I* sums) {
-  const int64_t share = scan_share(count), begin = blockIdx.x * share, end = min(begin + share, count);
-  I of_thread = 0, before;  // before: the sum in front of the tile
-  for (int i = threadIdx.x; i < static_cast<int>(blockIdx.x); i += kScanThreads) of_thread += sums[i];
-  sum_before(of_thread, before);
-  for (int64_t first = begin; first < end; first += kScanTile) {
-    const int64_t at = first + threadIdx.x * kScanNumbers;
-    I x[kScanNumbers], own = 0, total;
+constexpr int kScanWarps = kScanThreads / 32;
+
+// Scans the tile that begins at number `begin` of `count`. before: the scan of all tiles before it. Returns the tile's
+// total. Whole block.
+template <Scan kOf, bool kInclusive, class I>
+__device__ __forceinline__ I scan_tile(I* numbers, int64_t begin, int64_t count, I before, I (&of_warps)[kScanWarps]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t first = begin + warp * (kScanItems * 32) + lane;
+  I x[kScanItems], all = kScanOfNone<kOf, I>;  // all: of the warp's groups
 #pragma unroll
-    for (int k = 0; k < kScanNumbers; ++k) {
-      x[k] = at + k < end ? numbers[at + k] : I(0);
-      own += x[k];
-    }
-    I next = before + sum_before(own, total);
+  for (int k = 0; k < kScanItems; ++k) x[k] = first + k * 32 < count ? numbers[first + k * 32] : kScanOfNone<kOf, I>;
 #pragma unroll
-    for (int k = 0; k < kScanNumbers; ++k) {
-      if (at + k < end) numbers[at + k] = next;
-      next += x[k];
+  for (int k = 0; k < kScanItems; ++k) x[k] = scan_of_warp<kOf>(x[k]);
+#pragma unroll
+  for (int k = 0; k < kScanItems; ++k) {
+    const I of_group = __shfl_sync(kFullWarp, x[k], 31);
+    if constexpr (kInclusive) {
+      x[k] = scanned<kOf>(all, x[k]);
+    } else {
+      const I below = __shfl_up_sync(kFullWarp, x[k], 1);
+      x[k] = lane > 0 ? scanned<kOf>(all, below) : all;
     }
-    before += total;
+    all = scanned<kOf>(all, of_group);
   }
+  const Scanned<I> warps = scan_of_warps<kOf>(all, of_warps);
+  before = scanned<kOf>(before, warps.before);
+#pragma unroll
+  for (int k = 0; k < kScanItems; ++k) {
+    if (first + k * 32 < count) numbers[first + k * 32] = scanned<kOf>(before, x[k]);
+  }
+  return warps.all;
+}
+
+template <class I, Scan kOf>
+__global__ void __launch_bounds__(kScanThreads) scan_totals_kernel(const I* numbers, int64_t count, I* totals) {
+  __shared__ I of_warps[kScanWarps];
+  const int64_t first = blockIdx.x * kScanTile + threadIdx.x;
+  I own = kScanOfNone<kOf, I>;
+#pragma unroll
+  for (int k = 0; k < kScanItems; ++k) {
+    const int64_t at = first + k * kScanThreads;
+    if (at < count) own = scanned<kOf>(own, numbers[at]);
+  }
+  const I all = scan_of_threads<kOf>(own, of_warps).all;
+  if (threadIdx.x == 0) totals[blockIdx.x] = all;
+}
+
+// Exclusive, by one block.
+template <class I, Scan kOf>
+__global__ void __launch_bounds__(kScanThreads) scan_of_totals_kernel(I* totals, int64_t count) {
+  __shared__ I of_warps[kScanWarps];
+  I before = kScanOfNone<kOf, I>;
+  for (int64_t begin = 0; begin < count; begin += kScanTile) {
+    before = scanned<kOf>(before, scan_tile<kOf, false>(totals, begin, count, before, of_warps));
+  }
+}
+
+// befores [tiles]: the scan of all tiles before each; null: there is one tile.
+template <class I, Scan kOf, bool kInclusive>
+__global__ void __launch_bounds__(kScanThreads) scan_tiles_kernel(I* numbers, int64_t count, const I* befores) {
+  __shared__ I of_warps[kScanWarps];
+  const I before = befores ? befores[blockIdx.x] : kScanOfNone<kOf, I>;
+  scan_tile<kOf, kInclusive>(numbers, blockIdx.x * kScanTile, count, before, of_warps);
 }
 
 }  // namespace edgeless::cuda

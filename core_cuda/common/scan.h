@@ -1,5 +1,4 @@
-// Exclusive prefix sums on the GPU, in place, by two launches: blocks sum equal shares of the numbers, then each block
-// adds the sums in front of its share and scans it. No CUDA and no torch.
+// Prefix sums and maxima on the GPU, in place. No CUDA and no torch.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +8,22 @@
 
 namespace edgeless::cuda {
 
-constexpr int kScanThreads = 256, kScanNumbers = 4;     // threads per block, numbers that a thread scans at a time
-constexpr int kScanTile = kScanThreads * kScanNumbers;  // numbers that a block scans at a time
-constexpr int64_t kMostScanBlocks = 4 * kScanThreads;   // every block reads the sums of all shares in front of it
+enum class Scan : uint8_t { sum, maximum };
+inline constexpr const char* type_text(Scan) { return "edgeless::cuda::Scan"; }
 
-// Numbers per block, whole tiles; and the blocks.
-constexpr int64_t scan_share(int64_t count) {
-  const int64_t tiles = (count + kScanTile - 1) / kScanTile;
-  return (tiles + kMostScanBlocks - 1) / kMostScanBlocks * kScanTile;
-}
-constexpr int64_t scan_blocks(int64_t count) { return (count + scan_share(count) - 1) / scan_share(count); }
+constexpr int kScanThreads = 512, kScanItems = 16;  // threads per block, numbers per thread
+constexpr int64_t kScanTile = kScanThreads * kScanItems;
+constexpr int64_t scan_tiles(int64_t count) { return (count + kScanTile - 1) / kScanTile; }
 
-// Bytes of scratch for a scan of `count` numbers, at least one.
+// Bytes of scratch for a scan of `count` numbers.
 constexpr size_t scan_scratch(int64_t count, bool wide_index) {
-  return static_cast<size_t>(scan_blocks(count)) * (wide_index ? 8 : 4);
+  return count > kScanTile ? static_cast<size_t>(scan_tiles(count)) * (wide_index ? 8 : 4) : 0;
 }
 
-// numbers: int32 or, if wide_index, int64.
+// numbers [count]: int32 or, if wide_index, int64. Number i becomes the sum of those before it, the sum of those up to
+// it, or the maximum of those up to it.
 void exclusive_sum(void* numbers, int64_t count, bool wide_index, void* scratch, const jit::Queue& queue);
+void inclusive_sum(void* numbers, int64_t count, bool wide_index, void* scratch, const jit::Queue& queue);
+void inclusive_maximum(void* numbers, int64_t count, bool wide_index, void* scratch, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda

@@ -30,8 +30,6 @@ KERNELS = [
     Kernel("attention/cuda/merge.cuh", f"{CUDA}::merge_sum_kernel<__half, int64_t>"),
     Kernel("attention/cuda/weights.cuh", f"{CUDA}::normalize_weights_kernel<float, int32_t>"),
     Kernel("common/pad_rows.cuh", f"{CUDA}::pad_rows_kernel"),
-    Kernel("common/scan.cuh", f"{CUDA}::exclusive_sum_kernel<int32_t>"),
-    Kernel("common/scan.cuh", f"{CUDA}::share_sums_kernel<int64_t>"),
     Kernel("gathers/cuda/dots.cuh", f"{CUDA}::gathers::dots_kernel<int32_t, float4, true>"),
     Kernel("graph/edge_sort.cuh", f"{CUDA}::check_kernel<int64_t>"),
     Kernel("graph/edge_sort.cuh", f"{CUDA}::expand_kernel<int32_t>"),
