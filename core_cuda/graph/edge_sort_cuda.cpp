@@ -38,7 +38,6 @@ size_t sort_scratch(int64_t count, int64_t num_keys) {
 template <class I>
 void sort_keys(const I* keys, int64_t count, int64_t num_keys, void* scratch, I* sorted, I* order,
                const jit::Queue& queue) {
-  if (count == 0) return;
   radix_sort(keys, count, num_keys, kWide<I>, scratch, sorted, order, queue);
 }
 

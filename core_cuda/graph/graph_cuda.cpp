@@ -42,7 +42,6 @@ void validate_ids(const char* op, const Tensor& rows, const Tensor& cols, int64_
   const Tensor bad = at::zeros({2}, rows.options().dtype(at::kInt));
   AT_DISPATCH_INDEX_TYPES(rows.scalar_type(), "validate_ids", [&] {
     cuda::check_ids(rows.data_ptr<index_t>(), rows.numel(), num_rows, bad.data_ptr<int32_t>(), queue);
-
     cuda::check_ids(cols.data_ptr<index_t>(), cols.numel(), num_cols, bad.data_ptr<int32_t>() + 1, queue);
   });
   raise_if_bad(op, bad, rows, cols, num_rows, num_cols);
@@ -153,7 +152,6 @@ CompressedArrays csr_transpose_cuda(const Tensor& indptr, const Tensor& indices,
   AT_DISPATCH_INDEX_TYPES(pointers.scalar_type(), op, [&] {
     std::tie(out_pointers, order) = sort_by<index_t>(columns, num_cols, queue);
     const Tensor rows = at::empty_like(columns);
-
     cuda::expand_rows(pointers.data_ptr<index_t>(), pointers.numel() - 1, count, rows.data_ptr<index_t>(), queue);
     const index_t* places = order.data_ptr<index_t>();
     cuda::permute(rows.data_ptr<index_t>(), places, count, out_indices.data_ptr<index_t>(), queue);
