@@ -66,9 +66,11 @@ def _report(seconds: float, architecture: int) -> None:
     global _waited
     before, _waited = _waited, _waited + seconds
     if before <= SECONDS_TO_SAY < _waited:
+        folder = default_store().folder
+        kept = "not kept, since there is no home directory" if folder is None else f"kept in {folder}"
         print(
-            f"edgeless: CUDA kernels are compiled for sm_{architecture} at their first use and kept in "
-            f"{default_store().folder}; `python -m edgeless compile` makes a pack of them beforehand",
+            f"edgeless: CUDA kernels are compiled for sm_{architecture} at their first use and {kept}; "
+            "`python -m edgeless compile` makes a pack of them beforehand",
             file=sys.stderr,
         )
 

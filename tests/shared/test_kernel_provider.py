@@ -1,12 +1,14 @@
-"""The log of kernels that a process needs (EDGELESS_KERNEL_LOG)."""
+"""What the core gets kernels from, and the log of those that a process needs (EDGELESS_KERNEL_LOG)."""
 
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
-from edgeless.kernels import Image, Kernel, provider, read_log
+from edgeless.kernels import Image, Kernel, Store, provider, read_log
 
 KERNEL = ("a.cuh", "edgeless::cuda::k<float, 1>")
 
@@ -89,16 +91,84 @@ def test_bytes_that_are_no_text_are_no_log(tmp_path):
         read_log(tmp_path / "kernels.log")
 
 
+# Kernels that are compiled beside each other --------------------------------------------------------------------------
+
+
+def test_kernels_are_prepared_side_by_side(monkeypatch):
+    """And in the background: the caller goes on, to launch the first of them."""
+    together, given, told = threading.Barrier(4), [], threading.Event()
+
+    def compiled(kernel, architecture):
+        together.wait(timeout=60)
+        given.append((kernel, architecture))
+        if len(given) == 3:
+            told.set()
+
+    monkeypatch.setattr(provider, "compiled", compiled)
+    provider.prepare([("a.cuh", "k<1>"), ("a.cuh", "k<2>"), ("b.cuh", "k<3>")], 90)
+    assert given == []
+    together.wait(timeout=60)
+    assert told.wait(timeout=60)
+    wanted = {(Kernel("a.cuh", "k<1>"), 90), (Kernel("a.cuh", "k<2>"), 90), (Kernel("b.cuh", "k<3>"), 90)}
+    assert set(given) == wanted and len(given) == 3
+
+
+def test_an_error_waits_for_the_launch(monkeypatch, capfd):
+    ran = threading.Event()
+
+    def broken(kernel, architecture):
+        ran.set()
+        raise RuntimeError("k does not compile")
+
+    monkeypatch.setattr(provider, "compiled", broken)
+    before = set(threading.enumerate())
+    provider.prepare([("a.cuh", "k")], 90)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=60)
+    assert ran.wait(timeout=60) and capfd.readouterr() == ("", "")
+    with pytest.raises(RuntimeError, match="k does not compile"):
+        provider.provide("a.cuh", "k", 90)
+
+
+def test_waits_of_more_than_two_seconds_are_told_once(monkeypatch, capsys, tmp_path):
+    now = [0.0]
+
+    def compiled(kernel, architecture):
+        now[0] += 0.8
+        return Image("cubin", "_Zk", b"code")
+
+    monkeypatch.setattr(provider, "compiled", compiled)
+    monkeypatch.setattr(provider, "_waited", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(provider, "default_store", lambda: Store(tmp_path / "kernels"))
+    for number in range(6):
+        provider.provide("a.cuh", f"k<{number}>", 90)
+        said = capsys.readouterr().err
+        assert (said != "") == (number == 2)
+        if said:
+            assert said.startswith("edgeless: CUDA kernels are compiled for sm_90 at their first use and kept in ")
+            assert str(tmp_path / "kernels") in said and said.count("\n") == 1
+
+
+def test_kernels_that_are_not_kept_are_told_so(monkeypatch, capsys):
+    monkeypatch.setattr(provider, "_waited", 0.0)
+    monkeypatch.setattr(provider, "default_store", lambda: Store(None))
+    provider._report(3.0, 90)
+    assert "at their first use and not kept, since there is no home directory; " in capsys.readouterr().err
+
+
 def test_the_core_has_its_kernels_from_here():
     """Without importing the compiler before a kernel is needed."""
     code = """
 import sys
 import edgeless
 assert not any(name.startswith("edgeless.kernels") for name in sys.modules)
-from edgeless._extension import _provide
+from edgeless._extension import _prepare, _provide
 from edgeless import kernels
 kernels.provider.provide = lambda *given: given
+kernels.provider.prepare = lambda *given: print(given)
 print(_provide("a.cuh", "k", 90))
+_prepare([("a.cuh", "k")], 80)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "('a.cuh', 'k', 90)\n", done.stderr
+    assert done.stdout == "('a.cuh', 'k', 90)\n([('a.cuh', 'k')], 80)\n", done.stderr
