@@ -15,6 +15,16 @@ namespace {
 struct Kernel {
   Function function = nullptr;
   std::atomic<int64_t> allowed_bytes{0};  // of dynamic shared memory
+  std::mutex allowing;
+
+  // Two threads that need different limits must not leave the lower one.
+  void allow(int64_t bytes) {
+    if (bytes <= allowed_bytes.load(std::memory_order_relaxed)) return;
+    const std::lock_guard lock(allowing);
+    if (bytes <= allowed_bytes.load(std::memory_order_relaxed)) return;
+    Driver::get().allow_shared_bytes(function, static_cast<int>(bytes));
+    allowed_bytes.store(bytes, std::memory_order_relaxed);
+  }
 };
 
 struct Place {
@@ -116,6 +126,7 @@ void prepare(const Queue& queue, const std::vector<Expression>& kernels) {
 }
 
 void clear(const Queue& queue, void* memory, size_t bytes) {
+  if (bytes == 0) return;
   Driver::get().enter(queue.device);
   Driver::get().clear(memory, bytes, queue.stream);
 }
@@ -127,10 +138,7 @@ void launch_with(const Queue& queue, const Expression& expression, const Shape& 
   const Place place{expression, queue.device};
   Kernel* const found = find(place);
   Kernel& kernel = found ? *found : load(place, queue, sizes, count);
-  if (shape.shared_bytes > kernel.allowed_bytes.load(std::memory_order_relaxed)) {
-    driver.allow_shared_bytes(kernel.function, static_cast<int>(shape.shared_bytes));
-    kernel.allowed_bytes.store(shape.shared_bytes, std::memory_order_relaxed);
-  }
+  kernel.allow(shape.shared_bytes);
   const Size &grid = shape.grid, &block = shape.block;
   const Launch launch{{grid.x, grid.y, grid.z},
                       {block.x, block.y, block.z},

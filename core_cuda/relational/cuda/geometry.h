@@ -16,14 +16,15 @@ constexpr int kAddThreads = 256;      // of a block that adds chunks
 namespace product {
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int vector(int size) { return 16 / size; }
-// The depth of the vectors that the four threads of a row have, which is that of two mma; such groups of a step.
+// The depth of the vectors that the four threads of a row have, which is the depth of two mma.
 constexpr int group_depth(int size) { return 4 * vector(size); }
-constexpr int kGroups = 2;
+constexpr int kGroups = 2;  // of a step
 // The depth of the weights that are in shared memory, and how many vectors they take there for a group of depths and
 // eight columns: a float is two numbers.
 constexpr int chunk(int size) { return size == 4 ? 128 : 256; }
 constexpr int vectors(int size) { return size == 4 ? 2 : 1; }
-// mma of 8 columns each that a block makes. Where few are enough, a thread has one vector of a row of results.
+// The number of mma of 8 columns each that a block makes. With the fewer of the two, a thread has one vector of a row
+// of results.
 constexpr int kWideSides = 8;
 constexpr int narrow_sides(int size) { return vector(size) / 2; }
 constexpr int sides(int size, int columns) {
@@ -61,7 +62,7 @@ constexpr int kThreads = 512;
 
 namespace typed_rows {
 constexpr int kThreads = 256;
-constexpr int kLanes = 32, kSides = 8;  // threads of a block that adds chunks: of columns, and beside each other
+constexpr int kLanes = 32, kSides = 8;  // a block that adds chunks has so many columns, and threads for each
 }  // namespace typed_rows
 
 // Kernels whose warps sum sixteen pieces, or rows, in registers.
