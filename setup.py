@@ -76,14 +76,14 @@ def extension():
 
 
 # Whether ops for CUDA are joined, as ops for the CPU are. Then no two may have helpers of one name.
-JOINS_CUDA_OPS = False
+JOINS_CUDA_OPS = True
 
 
 def joined(files: list[str], folder: Path) -> list[str]:
     """The same sources with a dozen of those that include PyTorch in one translation unit each.
 
-    To parse PyTorch's headers takes longer than to compile what most of these sources say. Ops for the CPU are not
-    joined with others: both have functions of the name of the op. Kernels for the CPU stay apart, and so do launches of
+    To parse PyTorch's headers takes longer than to compile what most of these sources say. Ops for the CPU and for
+    CUDA are not joined with others: all have functions of the name of the op. Kernels for the CPU stay apart, and so do launches of
     kernels for CUDA, which include no PyTorch.
     """
     cuda_ops = [f for f in files if f.endswith("_cuda.cpp")]

@@ -9,7 +9,7 @@
 namespace edgeless::cuda {
 namespace {
 
-constexpr const char* kHeader = "graph/radix_sort.cuh";
+constexpr const char* kRadixSortHeader = "graph/radix_sort.cuh";
 constexpr int64_t kMostCountBlocks = 1024;
 
 // How a sort uses its scratch memory: two arrays of keys between passes, then what has to be zero at first.
@@ -53,9 +53,9 @@ void radix_sort(const void* keys, int64_t count, int64_t num_keys, bool wide_ind
   const jit::Type key = index_type(wide_index), word = room.wide_words ? kUint64Type : kUint32Type;
   jit::clear(queue, counts, room.bytes - room.counts);
   const int64_t blocks = std::min((count + kSortThreads - 1) / kSortThreads, kMostCountBlocks);
-  jit::launch(queue, {kHeader, "sort_counts_kernel", {key}}, {blocks, kSortThreads}, keys, count, room.passes,
+  jit::launch(queue, {kRadixSortHeader, "sort_counts_kernel", {key}}, {blocks, kSortThreads}, keys, count, room.passes,
               room.width, counts);
-  jit::launch(queue, {kHeader, "sort_places_kernel"}, {room.passes, kSortThreads}, counts);
+  jit::launch(queue, {kRadixSortHeader, "sort_places_kernel"}, {room.passes, kSortThreads}, counts);
   const void *from = keys, *from_order = nullptr;
   for (int pass = 0; pass < room.passes; ++pass) {
     const bool last = (room.passes - 1 - pass) % 2 == 0;  // passes alternate so that the last one ends in the result
@@ -64,8 +64,8 @@ void radix_sort(const void* keys, int64_t count, int64_t num_keys, bool wide_ind
     const void* const places = static_cast<const char*>(counts) + size_t{8} * pass * kSortDigits;
     void* const next_tile = base + room.next_tiles + sizeof(unsigned) * pass;
     void* const published = base + room.published + pass * room.of_pass();
-    jit::launch(queue, {kHeader, "sort_pass_kernel", {key, word}}, {room.tiles, kSortThreads}, from, from_order, to,
-                to_order, count, digit, places, next_tile, published);
+    jit::launch(queue, {kRadixSortHeader, "sort_pass_kernel", {key, word}}, {room.tiles, kSortThreads}, from,
+                from_order, to, to_order, count, digit, places, next_tile, published);
     from = to, from_order = to_order;
   }
 }

@@ -22,7 +22,7 @@ TileArrays made_tiles(Tiling<I> args, const at::TensorOptions& options, bool spl
   const auto at_of = [](const Tensor& t) { return t.mutable_data_ptr<I>(); };
   const Tensor type_tiles = empty(args.types + 1), tiles = empty(args.num_tiles());
   args.type_tiles = at_of(type_tiles), args.tiles = at_of(tiles);
-  const bool may_have_hubs = splits && args.num_rows > 0 && is_hub(args.pieces);
+  const bool may_have_hubs = splits && args.num_rows > 0 && edgeless::is_hub(args.pieces);
   Tensor totals;
   if (may_have_hubs) totals = at::empty({2}, options.dtype(at::kLong));
   tile_pieces(args, may_have_hubs ? totals.mutable_data_ptr<int64_t>() : nullptr, queue);
