@@ -82,9 +82,9 @@ JOINS_CUDA_OPS = True
 def joined(files: list[str], folder: Path) -> list[str]:
     """The same sources with a dozen of those that include PyTorch in one translation unit each.
 
-    To parse PyTorch's headers takes longer than to compile what most of these sources say. Ops for the CPU and for
-    CUDA are not joined with others: all have functions of the name of the op. Kernels for the CPU stay apart, and so do launches of
-    kernels for CUDA, which include no PyTorch.
+    To parse PyTorch's headers takes longer than to compile what most of these sources say. Ops for the CPU and for CUDA
+    are joined apart from each other and from the rest, since all have functions of the name of the op. Kernels for the
+    CPU are not joined, and neither are launches of kernels for CUDA, which include no PyTorch.
     """
     cuda_ops = [f for f in files if f.endswith("_cuda.cpp")]
     apart = [f for f in files if "/cpu/kernels_" in f or "/cuda/" in f]
