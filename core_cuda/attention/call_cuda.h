@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 #include <vector>
 
 #include "../common/dropout.h"
@@ -14,7 +13,6 @@
 #include "../common/vector_rows.h"
 #include "../wsb/dot.h"
 #include "calls.h"
-#include "cuda/expression.h"
 #include "cuda/kernels.h"
 
 namespace edgeless::cuda {
@@ -173,7 +171,7 @@ class Call {
     TORCH_CHECK_VALUE(plan.kernel.vectors > 0, "edgeless: a head of attention may take up to ",
                       most_vectors(problem.storage) * vector_, " features in ", in_.rows(), " on CUDA, got ", in_.dim(),
                       " and ", in_.channels());
-    if (pass == Pass::forward) prepare_kernels(plan);
+    if (pass == Pass::forward) prepare_passes(problem, plan, device_, in_.graph.max_degrees[kInCsc], queue());
     // The destination and source passes of a gatv2 backward must agree on the meaning of Args::stats.
     const bool by_edge = has_edge_term(plan.kernel.mode);
     TORCH_INTERNAL_ASSERT(pass != Pass::by_src || problem.score != Score::gatv2 || by_edge == by_edge_);
@@ -205,26 +203,6 @@ class Call {
   }
 
  private:
-  // A backward usually follows: the kernels of all passes are compiled beside each other.
-  void prepare_kernels(const Plan& plan) {
-    const auto expression = [&](Pass pass, const Plan& of) {
-      return expression_of(pass, problem.score, problem.storage, of.kernel);
-    };
-    if (jit::is_loaded(queue(), expression(Pass::forward, plan))) return;
-    std::vector<jit::Expression> kernels{expression(Pass::forward, plan)};
-    for (const Pass pass : {Pass::by_dst, Pass::by_src}) {
-      Problem other = problem;
-      other.pass = pass;
-      if (pass == Pass::by_src) {
-        std::swap(other.num_rows, other.num_gathered);
-        other.max_degree = in_.graph.max_degrees[kInCsc];
-      }
-      const Plan planned = make_plan(other, device_);
-      if (planned.kernel.vectors > 0) kernels.push_back(expression(pass, planned));
-    }
-    jit::prepare(queue(), kernels);
-  }
-
   static constexpr int64_t kMostShares = 128;  // rows of partial sums per pass that the last launch sums at once
 
   // Partial sums of more than 2 MiB are reduced to a few rows, to free their memory before the next pass.

@@ -49,8 +49,9 @@ class Driver {
   Module load(const void* code, const std::string& what) const;
   // name: the kernel's mangled name.
   Function function(Module module, const std::string& name) const;
-  // Returns the sizes in bytes of a kernel's parameters; empty if the driver is too old to say.
-  std::vector<size_t> parameters(Function function) const;
+  // Returns the sizes in bytes of a kernel's first `count` parameters, or of fewer if it has fewer; none if the driver
+  // is too old to say.
+  std::vector<size_t> parameters(Function function, size_t count) const;
   // Sets a kernel's limit of dynamic shared memory, which is at most 48 KiB at first.
   void allow_shared_bytes(Function function, int bytes) const;
   // Returns the occupancy of a kernel in blocks per SM.

@@ -72,7 +72,7 @@ std::string listed(const size_t* sizes, size_t count) {
   return "[" + list + "]";
 }
 
-// An argument of another size than its parameter would be read beyond its end.
+// An argument of another size than its parameter would be read beyond its end. wanted: of the first `count` parameters.
 void check_parameters(const std::string& kernel, const std::vector<size_t>& wanted, const size_t* sizes, int count) {
   if (wanted.empty()) return;
   if (wanted == std::vector<size_t>(sizes, sizes + count)) return;
@@ -91,7 +91,7 @@ Kernel& load(const Place& place, const Queue& queue, const size_t* sizes, int co
   const Code code = provided(name, architecture_of(queue.device));
   auto kernel = std::make_unique<Kernel>();
   kernel->function = driver.function(driver.load(code.image.data(), name.expression), code.name);
-  check_parameters(name.expression, driver.parameters(kernel->function), sizes, count);
+  check_parameters(name.expression, driver.parameters(kernel->function, static_cast<size_t>(count)), sizes, count);
   const std::unique_lock lock(loaded().mutex);
   return *loaded().kernels.emplace(place, std::move(kernel)).first->second;  // the first of two threads wins
 }

@@ -11,6 +11,11 @@ namespace edgeless::cuda {
 template <class A>
 void run_pass(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue);
 
+// Has the kernels of a forward and of its backward compiled beside each other if the forward's is not loaded yet, since
+// a backward usually follows. max_degree: edges of the longest row of the CSC; -1: unknown.
+void prepare_passes(const Problem& forward, const Plan& plan, const Device& device, int64_t max_degree,
+                    const jit::Queue& queue);
+
 // Merges the segments of hubs that a pass left in the fix-up workspace args.carry.
 template <class A>
 void merge_pieces(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue);

@@ -1,5 +1,7 @@
 // Launches the kernels of the passes and of merge.cuh, weights.cuh and edges.cuh.
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "../../common/merge_launch.h"
 #include "../../common/threads.h"
@@ -15,7 +17,36 @@ jit::Size grid_of(const Partition& part, const Layout& layout, int heads) {
   return {part.num_ranges, (heads + layout.heads_per_slice - 1) / layout.heads_per_slice};
 }
 
+constexpr const char *kMergeSoftmax = "merge_softmax_kernel", *kMergeSum = "merge_sum_kernel";
+
+jit::Expression merge_kernel(const char* function, const Problem& problem) {
+  return {"attention/cuda/merge.cuh", function, {type_of(problem.storage), index_type(problem.wide_index)}};
+}
+
 }  // namespace
+
+void prepare_passes(const Problem& forward, const Plan& plan, const Device& device, int64_t max_degree,
+                    const jit::Queue& queue) {
+  const auto kernel = [](const Problem& p, const Plan& of) {
+    return expression_of(p.pass, p.score, p.storage, of.kernel);
+  };
+  if (jit::is_loaded(queue, kernel(forward, plan))) return;
+  std::vector<jit::Expression> kernels{kernel(forward, plan)};
+  for (const Pass pass : {Pass::by_dst, Pass::by_src}) {
+    Problem problem = forward;
+    problem.pass = pass;
+    if (pass == Pass::by_src) {
+      std::swap(problem.num_rows, problem.num_gathered);
+      problem.max_degree = max_degree;
+    }
+    const Plan planned = make_plan(problem, device);
+    if (planned.kernel.vectors > 0) kernels.push_back(kernel(problem, planned));
+  }
+  if (plan.hubs) {
+    for (const char* merge : {kMergeSoftmax, kMergeSum}) kernels.push_back(merge_kernel(merge, forward));
+  }
+  jit::prepare(queue, kernels);
+}
 
 template <class A>
 void run_pass(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue) {
@@ -25,16 +56,14 @@ void run_pass(const Problem& problem, const Plan& plan, const Args<A>& args, con
 
 template <class A>
 void merge_pieces(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue) {
-  const char* header = "attention/cuda/merge.cuh";
-  const jit::Type stored = type_of(problem.storage), index = index_type(problem.wide_index);
   const jit::Shape shape{merge_grid(plan.slots, int64_t{args.heads} * args.carry_size), kMergeThreads};
   if (problem.pass == Pass::forward) {
-    jit::launch(queue, {header, "merge_softmax_kernel", {stored, index}}, shape, args);
+    jit::launch(queue, merge_kernel(kMergeSoftmax, problem), shape, args);
   } else {
     const int split = problem.score == Score::gat ? 1 : args.key_vectors * vector_numbers(problem.storage);
     const OutRows first = problem.pass == Pass::by_dst ? args.grad_dst : args.grad_src;
     const OutRows second = problem.pass == Pass::by_dst ? OutRows{} : args.grad_value;
-    jit::launch(queue, {header, "merge_sum_kernel", {stored, index}}, shape, args, first, second, split);
+    jit::launch(queue, merge_kernel(kMergeSum, problem), shape, args, first, second, split);
   }
 }
 

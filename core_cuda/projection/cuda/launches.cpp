@@ -53,12 +53,25 @@ bool has_two(bool transposed_a, bool transposed_b, const ProductArgs& args) {
   return two;
 }
 
+jit::Expression product_kernel(jit::Type tiling, bool transposed_a, bool transposed_b, bool two) {
+  return {"projection/cuda/product.cuh", "projection::product_kernel", {tiling, transposed_a, transposed_b, two}};
+}
+
+// A backward usually follows the first product: its kernels are compiled beside the one of the forward.
+void prepare_products(jit::Type tiling, const jit::Expression& first, const jit::Queue& queue) {
+  if (jit::is_loaded(queue, first)) return;
+  const jit::Expression few("projection/cuda/column_sums.cuh", "projection::few_rows_kernel", {kFloatType});
+  const jit::Expression add("projection/cuda/column_sums.cuh", "projection::add_chunks_kernel", {kFloatType});
+  jit::prepare(
+      queue, {first, product_kernel(tiling, true, true, false), product_kernel(tiling, false, true, false), few, add});
+}
+
 template <class Tiling>
 void launch_product(jit::Type tiling, bool transposed_a, bool transposed_b, const ProductArgs& args,
                     const jit::Queue& queue) {
   const bool two = has_two(transposed_a, transposed_b, args);
-  const jit::Expression kernel("projection/cuda/product.cuh", "projection::product_kernel",
-                               {tiling, transposed_a, transposed_b, two});
+  const jit::Expression kernel = product_kernel(tiling, transposed_a, transposed_b, two);
+  prepare_products(tiling, kernel, queue);
   const int64_t bytes =
       Tiling::kStages * float_stage<Tiling>(transposed_a, transposed_b) * static_cast<int64_t>(sizeof(float));
   jit::launch(queue, kernel, {product_grid<Tiling>(args), Tiling::kThreads, bytes}, args);
