@@ -92,11 +92,12 @@ void* Driver::symbol(const char* name, bool needed) const {
   return found;
 }
 
-void Driver::check(int result, const std::string& what) const {
+void Driver::check(int result, const char* what, const char* name) const {
   if (result == 0) return;
   const char* said = nullptr;
   get_error_string_(result, &said);
-  throw std::runtime_error("edgeless: " + what + " failed: " + (said ? said : "error " + std::to_string(result)));
+  throw std::runtime_error(std::string("edgeless: ") + what + name +
+                           " failed: " + (said ? said : "error " + std::to_string(result)));
 }
 
 int Driver::current_device() const {
@@ -130,13 +131,13 @@ bool Driver::is_capturing(Stream stream) const {
 
 Module Driver::load(const void* code, const std::string& what) const {
   Module module = nullptr;
-  check(module_load_data_(&module, code), "to load " + what);
+  check(module_load_data_(&module, code), "to load ", what.c_str());
   return module;
 }
 
 Function Driver::function(Module module, const std::string& name) const {
   Function function = nullptr;
-  check(module_get_function_(&function, module, name.c_str()), "to find the kernel " + name);
+  check(module_get_function_(&function, module, name.c_str()), "to find the kernel ", name.c_str());
   return function;
 }
 
@@ -153,7 +154,7 @@ std::vector<size_t> Driver::parameters(Function function, size_t count) const {
 
 void Driver::allow_shared_bytes(Function function, int bytes) const {
   check(func_set_attribute_(function, kMaxDynamicSharedBytes, bytes),
-        "to let a kernel have " + std::to_string(bytes) + " bytes of shared memory");
+        "to let a kernel have so many bytes of shared memory: ", std::to_string(bytes).c_str());
 }
 
 int Driver::resident_blocks(Function function, int block, int64_t shared_bytes) const {

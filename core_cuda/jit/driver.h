@@ -66,7 +66,8 @@ class Driver {
  private:
   Driver();
   void* symbol(const char* name, bool needed = true) const;
-  void check(int result, const std::string& what) const;
+  // what, name: for the message of a failure. No strings, which every call would have to allocate.
+  void check(int result, const char* what, const char* name = "") const;
 
   void* library_ = nullptr;
   int (*init_)(unsigned) = nullptr;

@@ -2,6 +2,7 @@
 // as a few numbers, and written as text only when the kernel is compiled. No CUDA and no torch.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -60,7 +61,8 @@ class Expression {
   KernelName name() const;
   uint64_t hash() const;
   friend bool operator==(const Expression& a, const Expression& b) {
-    return a.function_ == b.function_ && a.size_ == b.size_ && a.words_ == b.words_;
+    return a.function_ == b.function_ && a.size_ == b.size_ &&
+           std::equal(a.words_.begin(), a.words_.begin() + a.size_, b.words_.begin());
   }
 
  private:
@@ -71,7 +73,7 @@ class Expression {
   std::string text(int& at) const;
 
   const char *header_, *function_;
-  std::array<uint64_t, kMostWords> words_{};
+  std::array<uint64_t, kMostWords> words_;  // the first size_
   int size_ = 0;
 };
 

@@ -13,9 +13,13 @@ namespace edgeless::jit {
 namespace {
 
 struct Kernel {
+  const Expression name;
+  const int device;
   Function function = nullptr;
   std::atomic<int64_t> allowed_bytes{0};  // of dynamic shared memory
   std::mutex allowing;
+
+  Kernel(const Expression& name, int device) : name(name), device(device) {}
 
   // Two threads that need different limits must not leave the lower one.
   void allow(int64_t bytes) {
@@ -27,20 +31,10 @@ struct Kernel {
   }
 };
 
-struct Place {
-  Expression kernel;
-  int device;
-  friend bool operator==(const Place& a, const Place& b) { return a.device == b.device && a.kernel == b.kernel; }
-};
-
-struct Hash {
-  size_t operator()(const Place& place) const { return place.kernel.hash() + place.device; }
-};
-
 // Never destroyed: other threads may launch while the process ends.
 struct Loaded {
   std::shared_mutex mutex;
-  std::unordered_map<Place, std::unique_ptr<Kernel>, Hash> kernels;
+  std::unordered_multimap<uint64_t, std::unique_ptr<Kernel>> kernels;  // by the hash of their names
   Provider provider;
   Preparer preparer;
 };
@@ -80,26 +74,29 @@ void check_parameters(const std::string& kernel, const std::vector<size_t>& want
                            " bytes, got arguments of " + listed(sizes, count));
 }
 
-Kernel& load(const Place& place, const Queue& queue, const size_t* sizes, int count) {
+Kernel* find(const Expression& name, int device) {
+  const std::shared_lock lock(loaded().mutex);
+  const auto [first, last] = loaded().kernels.equal_range(name.hash());
+  for (auto at = first; at != last; ++at) {
+    if (at->second->device == device && at->second->name == name) return at->second.get();
+  }
+  return nullptr;
+}
+
+Kernel& load(const Expression& expression, const Queue& queue, const size_t* sizes, int count) {
   const Driver& driver = Driver::get();
-  const KernelName name = place.kernel.name();
+  const KernelName name = expression.name();
   if (driver.is_capturing(queue.stream)) {
     throw std::runtime_error("edgeless: " + name.expression +
                              " is not loaded, and nothing can be loaded while a CUDA graph is captured: run the call "
                              "once before, as edgeless.capture does");
   }
   const Code code = provided(name, architecture_of(queue.device));
-  auto kernel = std::make_unique<Kernel>();
+  auto kernel = std::make_unique<Kernel>(expression, queue.device);
   kernel->function = driver.function(driver.load(code.image.data(), name.expression), code.name);
   check_parameters(name.expression, driver.parameters(kernel->function, static_cast<size_t>(count)), sizes, count);
-  const std::unique_lock lock(loaded().mutex);
-  return *loaded().kernels.emplace(place, std::move(kernel)).first->second;  // the first of two threads wins
-}
-
-Kernel* find(const Place& place) {
-  const std::shared_lock lock(loaded().mutex);
-  const auto found = loaded().kernels.find(place);
-  return found == loaded().kernels.end() ? nullptr : found->second.get();
+  const std::unique_lock lock(loaded().mutex);  // of two threads both may load it: each has a kernel that works
+  return *loaded().kernels.emplace(expression.hash(), std::move(kernel))->second;
 }
 
 }  // namespace
@@ -110,7 +107,7 @@ void set_provider(Provider provider, Preparer preparer) {
   loaded().preparer = std::move(preparer);
 }
 
-bool is_loaded(const Queue& queue, const Expression& kernel) { return find({kernel, queue.device}) != nullptr; }
+bool is_loaded(const Queue& queue, const Expression& kernel) { return find(kernel, queue.device) != nullptr; }
 
 void prepare(const Queue& queue, const std::vector<Expression>& kernels) {
   std::vector<KernelName> names;
@@ -135,9 +132,8 @@ void launch_with(const Queue& queue, const Expression& expression, const Shape& 
                  const size_t* sizes, int count) {
   const Driver& driver = Driver::get();
   driver.enter(queue.device);
-  const Place place{expression, queue.device};
-  Kernel* const found = find(place);
-  Kernel& kernel = found ? *found : load(place, queue, sizes, count);
+  Kernel* const found = find(expression, queue.device);
+  Kernel& kernel = found ? *found : load(expression, queue, sizes, count);
   kernel.allow(shape.shared_bytes);
   const Size &grid = shape.grid, &block = shape.block;
   const Launch launch{{grid.x, grid.y, grid.z},
@@ -146,7 +142,11 @@ void launch_with(const Queue& queue, const Expression& expression, const Shape& 
                       static_cast<uint32_t>(shape.cluster),
                       shape.cooperative,
                       queue.stream};
-  driver.launch(kernel.function, launch, values);
+  try {
+    driver.launch(kernel.function, launch, values);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(error.what() + (": " + expression.name().expression));
+  }
 }
 
 }  // namespace edgeless::jit
