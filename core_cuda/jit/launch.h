@@ -40,8 +40,9 @@ struct Shape {
   bool cooperative = false;  // all blocks are resident at once
 };
 
-// values: pointers to the arguments; sizes: their bytes, which must be those of the kernel's parameters. Nothing can be
-// loaded while a CUDA graph is captured: then a kernel that is not loaded raises an error that says how to prepare.
+// values: pointers to the arguments; sizes: their bytes, which are compared with the kernel's parameters when it is
+// loaded (a parameter without an argument is not noticed). Nothing can be loaded while a CUDA graph is captured: then a
+// kernel that is not loaded raises an error that says how to prepare.
 void launch_with(const Queue& queue, const Expression& kernel, const Shape& shape, void** values, const size_t* sizes,
                  int count);
 
