@@ -153,8 +153,9 @@ std::vector<size_t> Driver::parameters(Function function, size_t count) const {
 }
 
 void Driver::allow_shared_bytes(Function function, int bytes) const {
-  check(func_set_attribute_(function, kMaxDynamicSharedBytes, bytes),
-        "to let a kernel have so many bytes of shared memory: ", std::to_string(bytes).c_str());
+  const int result = func_set_attribute_(function, kMaxDynamicSharedBytes, bytes);
+  if (result == 0) return;
+  check(result, ("to let a kernel have " + std::to_string(bytes) + " bytes of shared memory").c_str());
 }
 
 int Driver::resident_blocks(Function function, int block, int64_t shared_bytes) const {
@@ -164,7 +165,7 @@ int Driver::resident_blocks(Function function, int block, int64_t shared_bytes) 
   return blocks;
 }
 
-void Driver::launch(Function function, const Launch& launch, void** arguments) const {
+int Driver::launch(Function function, const Launch& launch, void** arguments) const {
   DriverAttribute attributes[2] = {};
   DriverLaunch config = {};
   std::memcpy(config.grid, launch.grid, sizeof(config.grid));
@@ -181,7 +182,7 @@ void Driver::launch(Function function, const Launch& launch, void** arguments) c
     attribute.id = kClusterDimension;
     attribute.value.cluster[0] = launch.cluster, attribute.value.cluster[1] = attribute.value.cluster[2] = 1;
   }
-  check(launch_kernel_ex_(&config, function, arguments, nullptr), "to launch a kernel");
+  return launch_kernel_ex_(&config, function, arguments, nullptr);
 }
 
 void Driver::clear(void* memory, size_t bytes, Stream stream) const {

@@ -57,8 +57,12 @@ class Driver {
   // Returns the occupancy of a kernel in blocks per SM.
   int resident_blocks(Function function, int block, int64_t shared_bytes) const;
 
-  // arguments: pointers to the values of the kernel's parameters.
-  void launch(Function function, const Launch& launch, void** arguments) const;
+  // Returns an error code, for check(). arguments: pointers to the values of the kernel's parameters.
+  [[nodiscard]] int launch(Function function, const Launch& launch, void** arguments) const;
+
+  // Throws if a call's result is an error. what, name: for the message. No strings, which every call would have to
+  // allocate.
+  void check(int result, const char* what, const char* name = "") const;
 
   // Fills memory of the device with zeros, in the order of the stream.
   void clear(void* memory, size_t bytes, Stream stream) const;
@@ -66,8 +70,6 @@ class Driver {
  private:
   Driver();
   void* symbol(const char* name, bool needed = true) const;
-  // what, name: for the message of a failure. No strings, which every call would have to allocate.
-  void check(int result, const char* what, const char* name = "") const;
 
   void* library_ = nullptr;
   int (*init_)(unsigned) = nullptr;

@@ -142,11 +142,8 @@ void launch_with(const Queue& queue, const Expression& expression, const Shape& 
                       static_cast<uint32_t>(shape.cluster),
                       shape.cooperative,
                       queue.stream};
-  try {
-    driver.launch(kernel.function, launch, values);
-  } catch (const std::runtime_error& error) {
-    throw std::runtime_error(error.what() + (": " + expression.name().expression));
-  }
+  const int result = driver.launch(kernel.function, launch, values);
+  if (result != 0) driver.check(result, "to launch ", expression.name().expression.c_str());
 }
 
 }  // namespace edgeless::jit
