@@ -53,6 +53,7 @@ WATCHERS = [
     ("shared/graph_rows.py", "core/test_graph_rows.py pyg/test_pyg_sums.py"),
     ("shared/graph*.py", "core/test_graph*.py core/test_arguments.py core/test_reorder.py shared/test_cache.py"),
     ("shared/*", "core/test_*.py"),
+    ("pyg_plugin/every_pair.py", "pyg/test_pyg_every_pair.py"),
     ("pyg_plugin/*neighbors.py", "pyg/test_pyg_sums*.py pyg/test_pyg_map_order.py pyg/test_pyg_random.py"),
     ("pyg_plugin/*hetero*.py", "pyg/test_pyg_hetero*.py pyg/test_pyg_hgt.py"),
     ("pyg_plugin/*hgt*.py", "pyg/test_pyg_hgt.py pyg/test_pyg_random_relations.py"),
