@@ -171,7 +171,7 @@ def sum_layer(
 
 def _sum_of_few(graph: Graph, x: Tensor, linear: nn.Module, own: nn.Module, kinds, reduce: str) -> Optional[Tensor]:
     """:func:`sum_layer` for few rows on the CPU."""
-    if type(graph) is not Graph or not x.size(0) == graph.num_src == graph.num_dst:
+    if compiling() or type(graph) is not Graph or not x.size(0) == graph.num_src == graph.num_dst:
         return None
     if (weights := small_weights((x, x), (linear, own), kinds)) is None:
         return None
