@@ -38,7 +38,7 @@ WATCHERS = [
     ("shared/distributed/store*.py", "shared/test_damaged_parts.py shared/test_parts.py"),
     ("shared/distributed/*", f"{_PARTS} pyg/test_pyg_parts.py dgl/test_dgl_parts.py"),
     ("shared/prefetch.py", "core/test_prefetch.py"),
-    ("shared/projection.py", f"core/test_projection*.py {_EVERY_PYG}"),
+    ("shared/projection.py", f"core/test_projection*.py core/test_small_sums.py {_EVERY_PYG}"),
     ("shared/aggregation.py", f"{_SUMS} core/test_arguments.py pyg/test_pyg_sums*.py"),
     ("shared/functional*.py", f"{_ATTENTION} core/test_arguments.py core/test_reduction.py core/test_large_logits.py"),
     ("shared/kernels/*", "shared/test_kernel*.py shared/test_compile_command.py core/test_kernels.py"),
