@@ -88,7 +88,8 @@ TORCH_LIBRARY(edgeless, m) {
   // the extremum is 0 (torch's scatter_reduce on zeros). tied marks the rows in which extrema share; for these, arg on
   // CUDA also encodes their number (core_cuda/reduction/cuda/args.h). arg and tied are valid only for the backward on
   // the same device. With "first", the backward uses only the sizes of x and out. csc: [], or the CSC over which
-  // gradients may be gathered; the result of edge_positions, in CSC order, may follow its edge ids.
+  // gradients may be gathered; the result of edge_positions, in CSC order, may follow its edge ids. arg_dtype: of the
+  // arguments; on the CPU bool asks for none, where no gradient is needed, and arg and tied are empty.
   m.def(
       "neighbor_reduce(Tensor x, Tensor[] csr, Tensor[] csc, str reduce, float fill, ScalarType arg_dtype, "
       "str ties, int[] max_degrees=[]) -> (Tensor out, Tensor arg, Tensor tied)");

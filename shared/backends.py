@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 
 from . import _C  # also registers the ops
 from .choices import block
-from .graph_checks import compiling, exporting_to_onnx, transforming
+from .graph_checks import compiling, exporting_to_onnx
 from .plan import Step, table
 from .plan_recording import record
 
@@ -168,7 +168,7 @@ def transform_refusal() -> Optional[str]:
 
     The ops have backward formulas, but no rules for torch.func transforms or forward-mode differentiation.
     """
-    if transforming() or (forward_ad._current_level >= 0 and not compiling()):
+    if not compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
         return "a transform of torch.func or forward-mode differentiation is active"
     return None
 
