@@ -2,12 +2,9 @@
 
 ``shared/`` is imported as ``edgeless``, ``dgl_plugin/`` as ``edgeless.dgl`` and ``pyg_plugin/`` as ``edgeless.pyg``.
 
-Environment:
-    EDGELESS_CUDA=0|1        force the CUDA part off, or fail when it cannot be built (default: built when possible)
-    TORCH_CUDA_ARCH_LIST     CUDA architectures (default "8.0;9.0+PTX")
+No build needs a CUDA toolkit: the package carries the headers of the CUDA kernels, which NVRTC compiles where they run.
 """
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -15,7 +12,6 @@ from pathlib import Path
 from setuptools import setup
 
 try:
-    import torch
     from torch.utils import cpp_extension
 except ImportError as error:  # without this, pip shows a bare traceback
     raise SystemExit(
@@ -37,8 +33,8 @@ def packages(name: str, folder: str) -> list[str]:
     return sorted(".".join((name, *p.parts)) for p in inner)
 
 
-def sources(*suffixes: str) -> list[str]:
-    return sorted(str(p.relative_to(ROOT)) for p in CORE.rglob("*") if p.name.endswith(suffixes))
+def sources() -> list[str]:
+    return sorted(str(p.relative_to(ROOT)) for p in CORE.rglob("*.cpp"))
 
 
 def kernel_headers() -> list[str]:
@@ -46,39 +42,6 @@ def kernel_headers() -> list[str]:
     found = [p.relative_to(CORE).as_posix() for p in CORE.rglob("*") if p.is_file()]
     headers = [f for f in found if f.endswith((".cuh", ".h")) and "/cpu/" not in f]
     return sorted({*headers, *(f for f in found if f.startswith("jit/standard/"))})
-
-
-def has_cuda_headers() -> bool:
-    """Whether the compiler will find them: an nvcc on the PATH may be a link or a script outside of its toolkit."""
-    # Given by position: the parameter is cuda, a bool, in older versions of torch and device_type, a string, in newer.
-    folders = [*cpp_extension.include_paths("cuda"), "/usr/include"]
-    return any((Path(folder) / "cuda_runtime.h").exists() for folder in folders)
-
-
-def want_cuda() -> bool:
-    choice = os.environ.get("EDGELESS_CUDA", "auto")
-    nvcc = cpp_extension.CUDA_HOME is not None and (Path(cpp_extension.CUDA_HOME) / "bin" / "nvcc").exists()
-    possible = torch.version.cuda is not None and nvcc
-    if choice == "1" and not possible:
-        raise SystemExit(
-            "EDGELESS_CUDA=1 asks for the CUDA kernels, but they need a CUDA build of PyTorch and nvcc: "
-            f"torch {torch.__version__} has CUDA {torch.version.cuda}, CUDA_HOME is {cpp_extension.CUDA_HOME}"
-        )
-    headers = possible and has_cuda_headers()
-    if choice == "0" or not possible or (choice == "auto" and not headers):
-        if choice == "0":
-            why = "EDGELESS_CUDA=0"
-        elif possible:
-            why = f"there is an nvcc but no cuda_runtime.h in {cpp_extension.CUDA_HOME}; set CUDA_HOME"
-        elif torch.version.cuda is None:
-            why = f"torch {torch.__version__} is a build without CUDA"
-        else:
-            why = f"there is no nvcc in {cpp_extension.CUDA_HOME}; set CUDA_HOME"
-        print(f"edgeless: building the CPU kernels only ({why})", file=sys.stderr)
-        return False
-    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
-    print(f"edgeless: building CPU and CUDA kernels for {os.environ['TORCH_CUDA_ARCH_LIST']}", file=sys.stderr)
-    return True
 
 
 def torch_runtime() -> list[str]:
@@ -107,32 +70,29 @@ def extension():
     if sys.platform == "linux":
         cxx.append("-fopenmp")
         link += ["-fopenmp", "-ldl", *torch_runtime()]
-    files = sources(".cpp")
-    if not want_cuda():
-        files = [f for f in files if not f.endswith("_cuda.cpp")]
-        return cpp_extension.CppExtension(
-            "edgeless._C", files, include_dirs=[str(CORE)], extra_compile_args=cxx, extra_link_args=link
-        )
-    return cpp_extension.CUDAExtension(
-        "edgeless._C",
-        files + sources(".cu"),
-        include_dirs=[str(CORE)],
-        define_macros=[("EDGELESS_WITH_CUDA", None)],
-        extra_compile_args={"cxx": cxx, "nvcc": ["-O3", "--expt-relaxed-constexpr"]},
-        extra_link_args=link,
+    return cpp_extension.CppExtension(
+        "edgeless._C", sources(), include_dirs=[str(CORE)], extra_compile_args=cxx, extra_link_args=link
     )
+
+
+# Whether ops for CUDA are joined, as ops for the CPU are. Then no two may have helpers of one name.
+JOINS_CUDA_OPS = True
 
 
 def joined(files: list[str], folder: Path) -> list[str]:
     """The same sources with a dozen of those that include PyTorch in one translation unit each.
 
-    To parse PyTorch's headers takes longer than to compile what most of these sources say. Ops for the CPU are not
-    joined with others: both have functions of the name of the op. Kernels and sources for CUDA stay apart.
+    To parse PyTorch's headers takes longer than to compile what most of these sources say. Ops for the CPU and for CUDA
+    are joined apart from each other and from the rest, since all have functions of the name of the op. Kernels for the
+    CPU are not joined, and neither are launches of kernels for CUDA, which include no PyTorch.
     """
-    apart = [f for f in files if "/cpu/kernels_" in f or f.endswith(("_cuda.cpp", ".cu"))]
-    ops = [f for f in files if f.endswith("_cpu.cpp")]
-    others = sorted(set(files) - {*apart, *ops})
-    units = [group[i : i + 12] for group in (ops, others) for i in range(0, len(group), 12)]
+    cuda_ops = [f for f in files if f.endswith("_cuda.cpp")]
+    apart = [f for f in files if "/cpu/kernels_" in f or "/cuda/" in f]
+    if not JOINS_CUDA_OPS:
+        apart, cuda_ops = sorted({*apart, *cuda_ops}), []
+    cpu_ops = [f for f in files if f.endswith("_cpu.cpp")]
+    others = sorted(set(files) - {*apart, *cpu_ops, *cuda_ops})
+    units = [group[i : i + 12] for group in (cpu_ops, cuda_ops, others) for i in range(0, len(group), 12)]
     folder.mkdir(parents=True, exist_ok=True)
     names = [folder / f"{Path(unit[0]).stem}_and_{len(unit) - 1}.cpp" for unit in units]
     for name, unit in zip(names, units, strict=True):

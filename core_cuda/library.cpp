@@ -25,12 +25,6 @@
 #include "jit/python.h"
 #include "plans.h"
 
-#ifdef EDGELESS_WITH_CUDA
-namespace edgeless::cuda {
-const char* built_archs();
-}
-#endif
-
 TORCH_LIBRARY(edgeless, m) {
   // Graphs. The index tensors of a call are all int32 or all int64. edge_ids maps an index in the CSR to the original
   // edge id.
@@ -94,7 +88,8 @@ TORCH_LIBRARY(edgeless, m) {
   // the extremum is 0 (torch's scatter_reduce on zeros). tied marks the rows in which extrema share; for these, arg on
   // CUDA also encodes their number (core_cuda/reduction/cuda/args.h). arg and tied are valid only for the backward on
   // the same device. With "first", the backward uses only the sizes of x and out. csc: [], or the CSC over which
-  // gradients may be gathered; the result of edge_positions, in CSC order, may follow its edge ids.
+  // gradients may be gathered; the result of edge_positions, in CSC order, may follow its edge ids. arg_dtype: of the
+  // arguments; on the CPU bool asks for none, where no gradient is needed, and arg and tied are empty.
   m.def(
       "neighbor_reduce(Tensor x, Tensor[] csr, Tensor[] csc, str reduce, float fill, ScalarType arg_dtype, "
       "str ties, int[] max_degrees=[]) -> (Tensor out, Tensor arg, Tensor tied)");
@@ -344,10 +339,4 @@ PYBIND11_MODULE(_C, m) {
     const char* setting = std::getenv("EDGELESS_CACHE");
     return setting ? setting : "";
   });
-#ifdef EDGELESS_WITH_CUDA
-  m.attr("with_cuda") = true;
-  m.attr("cuda_archs") = edgeless::cuda::built_archs();
-#else
-  m.attr("with_cuda") = false;
-#endif
 }

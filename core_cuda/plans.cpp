@@ -7,10 +7,11 @@
 #include <mutex>
 #include <string>
 
-#include "attention/cuda/kernel_name.h"
+#include "attention/cuda/expression.h"
 #include "attention/cuda/plan.h"
 #include "attention/inputs.h"
 #include "common/fold.h"
+#include "jit/launch.h"
 #include "plan_override.h"
 #include "reduction/cuda/plan.h"
 #include "relational/plan.h"
@@ -62,7 +63,7 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   if (!plan.kernel.vectors) return found;
   const cuda::Kernel& k = plan.kernel;
   static const char* const modes[] = {"plain", "options", "edge term", "edge term in tiles"};
-  const jit::KernelName name = cuda::name_of(p.pass, p.score, p.storage, k);
+  const jit::KernelName name = cuda::expression_of(p.pass, p.score, p.storage, k).name();
   found["header"] = name.header, found["expression"] = name.expression;
   found["kernel"] = k.mma ? "tensor cores" : "vectors";
   found["options"] = modes[k.mode];
@@ -157,9 +158,11 @@ void define_plans(py::module_& m) {
         py::arg("capability"), py::arg("shared_bytes"));
   m.def("fuses_widths", &fuses_widths, py::kw_only(), py::arg("dtype"), py::arg("wide_index"), py::arg("capability"),
         py::arg("shared_bytes"), py::arg("in_width"), py::arg("out_width"));
-#ifdef EDGELESS_WITH_CUDA
-  m.def("shared_bytes_of_block", &shared_bytes_of_block, py::arg("device"));
-#endif
+  // The most bytes of shared memory that a thread block can request; older versions of PyTorch do not say.
+  m.def(
+      "shared_bytes_of_block",
+      [](int device) { return jit::Driver::get().attribute(jit::Attribute::shared_bytes_of_block, device); },
+      py::arg("device"));
   m.attr("SCORES") = py::tuple(py::cast(kScoreNames));
   m.def(
       "values_are_keys", [](const std::string& score) { return values_are_keys(parse_score("edgeless", score)); },

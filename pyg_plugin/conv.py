@@ -166,9 +166,10 @@ class FusedConv(Scriptable, FusedLayer):
             and self._decomposed_layers == 1
             and self.node_dim in self.node_dims
             and is_plain(aggr, self.aggregations)
-            and all(isinstance(getattr(self, name), (int, float)) for name in self.numbers)
+            and (not self.numbers or all(isinstance(getattr(self, name), (int, float)) for name in self.numbers))
         ):
-            return tracing_refusals()  # the usual case; otherwise the checks below word the reasons
+            # The usual case; otherwise the checks below word the reasons.
+            return tracing_refusals() if torch._C._is_tracing() else []
         reasons = [
             f"{name}() is overridden"
             for name, step, stock in zip(_STEPS, steps, self._stock_steps)

@@ -165,7 +165,7 @@ class NeighborReduction:
             may_map = (narrows(linear) or type(graph) is DistGraph) and is_plain(linear, LINEAR)
             if may_map and self._maps_first(graph, x, weight, linear):
                 return self._sum_mapped(graph, x, weight, linear, own)
-            if x_src is x_dst and own is not None and x_src.is_cuda:
+            if x_src is x_dst and own is not None:
                 out = sum_layer(graph, x_src, linear, own, kinds=LINEAR, weight=weight, reduce=reduce)
                 if out is not None:
                     return out

@@ -15,12 +15,12 @@ COMMANDS = {
         "edgeless.tools.demo.command",
         "train a network with the stock layers and with edgeless, side by side",
     ),
-    "info": ("edgeless.tools.cli.info_command", "versions, what this build has, what each framework offers"),
+    "info": ("edgeless.tools.cli.info_command", "versions, kernels and their compiler, what each framework offers"),
     "plan": (
         "edgeless.tools.cli.plan_command",
         "which kernels run for an aggregation on a graph of some size, and why",
     ),
-    "compile": ("edgeless.tools.cli.compile_command", "compile the CUDA kernels that plans name, into a pack"),
+    "compile": ("edgeless.tools.cli.compile_command", "compile CUDA kernels ahead of their first launch, into a pack"),
     "reorder": ("edgeless.tools.bench.reorder", "what other orders of a graph's nodes cost, and what they are worth"),
     "tune": (
         "edgeless.tools.cli.tune_command",

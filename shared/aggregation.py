@@ -287,6 +287,8 @@ def extremum_of_neighbors(graph, x: Tensor, reduce: str, ties: str) -> Tensor:
 
 
 def _extremum(graph, x: Tensor, reduce: str, ties: str, fill: float) -> Tensor:
+    if x.is_cpu and not (compiling() or (torch.is_grad_enabled() and x.requires_grad)):  # the extrema alone
+        return _NEIGHBOR_REDUCE(x, graph.csr_arrays(False), [], reduce, fill, torch.bool, ties, [])[0]
     arg_dtype = _arg_dtype(graph, ties)
     gathers = _gathers_gradient(graph, x, arg_dtype, ties)  # a gather looks up CSC edges by their position in the CSR
     csr, csc = graph.csr_arrays(gathers), graph.csc_with_positions() if gathers else []

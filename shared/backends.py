@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 
 from . import _C  # also registers the ops
 from .choices import block
-from .graph_checks import compiling, exporting_to_onnx, transforming
+from .graph_checks import compiling, exporting_to_onnx
 from .plan import Step, table
 from .plan_recording import record
 
@@ -155,6 +155,8 @@ def _look_for_kernels(kind: str, op: str) -> Optional[str]:
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(kind)
     if key is None:
         return f"edgeless has no kernels for {kind!r} devices"
+    if kind == "cuda" and torch.version.hip is not None:  # which calls AMD's devices by this name too
+        return "edgeless has no kernels for AMD GPUs"
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"edgeless::{op}", key):
         return None
     return f"this build of edgeless has no {key} kernels" + ("" if op == "attention" else f" for {op}")
@@ -181,7 +183,7 @@ def transform_refusal() -> Optional[str]:
 
     The ops have backward formulas, but no rules for torch.func transforms or forward-mode differentiation.
     """
-    if transforming() or (forward_ad._current_level >= 0 and not compiling()):
+    if not compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
         return "a transform of torch.func or forward-mode differentiation is active"
     return None
 

@@ -95,7 +95,8 @@ class _Entry:
         self.place: Any = None  # its key in the cache's entries; the same object, so lookups compare no long keys
 
     def bytes_at_most(self) -> int:
-        return self.graph.memory_bytes_at_most() + num_bytes(self.copies or ())
+        grown = self.graph.memory_bytes_at_most()
+        return grown if self.copies is None else grown + num_bytes(self.copies)
 
 
 class _Section:

@@ -1,4 +1,4 @@
-"""Layers as one op and one autograd node each on CUDA.
+"""Layers as one op and one autograd node each on CUDA, and sums of few rows on the CPU.
 
 That saves host time on launch-bound graphs, and memory on large graphs if the backward overwrites what the forward
 saved.
@@ -22,8 +22,9 @@ from .engines import keep_blocks, keep_plans
 from .functional_checks import cast
 from .graph import Graph
 from .graph_checks import compiling, opmath_dtype
-from .projection import fits, rounds
+from .projection import fits, rounds, small_weights
 
+_SUM_LAYER = torch.ops.edgeless.sum_layer.default
 _PARTS = (DistGraph, LocalGraph)
 _FEW_NODES = 1 << 15  # kLaunchBoundRows of core_cuda/thresholds.h: below it, a GEMM takes less time than its launch
 
@@ -149,6 +150,8 @@ def sum_layer(
     Returns:
         ``[N, C]``; None if the caller has to run separate ops.
     """
+    if x.is_cpu:
+        return _sum_of_few(graph, x, linear, own, kinds, reduce) if weight is None else None
     if not _is_one_op(graph, x) or (maps := _maps(x, (linear, own), kinds)) is None:
         return None
     weights, biases, dtype = maps
@@ -162,6 +165,16 @@ def sum_layer(
     csr, csc = graph.csr_arrays(weighted), graph.csc_arrays(weighted) if _needs_gradient(x) else []
     by_node = scales(graph, "none", reduce, parameters)
     keep_plans(graph, x, weight)
-    return torch.ops.edgeless.sum_layer(
-        x, weights, given[0] if given else None, by_edge, *by_node, csr, csc, dtype, graph.max_degrees_at_hand(),
-    )  # fmt: skip
+    bias, degrees = given[0] if given else None, graph.max_degrees_at_hand()
+    return _SUM_LAYER(x, weights, bias, by_edge, *by_node, csr, csc, dtype, degrees)
+
+
+def _sum_of_few(graph: Graph, x: Tensor, linear: nn.Module, own: nn.Module, kinds, reduce: str) -> Optional[Tensor]:
+    """:func:`sum_layer` for few rows on the CPU."""
+    if compiling() or type(graph) is not Graph or not x.size(0) == graph.num_src == graph.num_dst:
+        return None
+    if (weights := small_weights((x, x), (linear, own), kinds)) is None:
+        return None
+    scale = graph.degree_scale("dst", -1.0, torch.float32) if reduce == "mean" else None
+    csc = graph.csc_arrays(False) if x.requires_grad and torch.is_grad_enabled() else []
+    return _SUM_LAYER(x, weights, linear.bias, None, None, scale, graph.csr_arrays(False), csc, None, [])

@@ -62,6 +62,7 @@ class Device:
             return cls(f"CPU ({_C.cpu_capability()})")
         if not torch.cuda.is_available():  # tracing for a GPU of another machine, where the ops decide again
             return DEVICES["h200"]
+        index = torch.cuda.current_device() if device.index is None else device.index
         found = torch.cuda.get_device_properties(device)
         known = next((d for d in DEVICES.values() if d.name in found.name), cls(found.name))
         return replace(
@@ -69,7 +70,7 @@ class Device:
             name=found.name,
             multiprocessors=found.multi_processor_count,
             l2_bytes=found.L2_cache_size,
-            shared_bytes=_shared_bytes(device, found, known),
+            shared_bytes=_C.shared_bytes_of_block(index),  # older versions of torch do not say
             clusters=found.major >= 9,
             capability=10 * found.major + found.minor,
         )
@@ -79,15 +80,6 @@ class Device:
         return _C.most_fused_width(
             dtype=_dtype_name(dtype), wide_index=wide_index, capability=self.capability, shared_bytes=self.shared_bytes
         )
-
-
-def _shared_bytes(device: torch.device, found, known: Device) -> int:
-    """The opt-in limit of shared memory per block. Older versions of torch do not report it, and a build without CUDA
-    cannot query it; then the limit of the ``known`` device of that name.
-    """
-    if _C.with_cuda:
-        return _C.shared_bytes_of_block(torch.cuda.current_device() if device.index is None else device.index)
-    return getattr(found, "shared_memory_per_block_optin", known.shared_bytes)
 
 
 # The gather bandwidths were measured on an H200 with random rows of 128 bytes and more, 2026-11-21.

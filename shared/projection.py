@@ -20,6 +20,10 @@ from .ops import projection as _projection_op  # noqa: F401  registers the fake 
 # Least number of result elements for which the op is profitable on the CPU: below 4 MB, page faults cost little.
 _LEAST = 1 << 20
 _WIDE = 2048  # columns of a row: the maps of one input hardly ever have more in all
+# On the CPU, most elements of a map's input or result for which the time of its module is mostly Python's
+# (docs/decisions/0066). core_cuda/projection/projection_cpu.cpp knows this number as kFew.
+_FEW = 1 << 17
+_PROJECT_SUM = torch.ops.edgeless.project_sum.default
 
 
 def are_own_rows(rows: Tensor, linears: Iterable[nn.Module], kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
@@ -59,6 +63,39 @@ def _calls_modules(x: Tensor, linears: Sequence[nn.Module] = (), joined: bool = 
     return rows * (sum(widths) if joined else max(widths)) < _LEAST
 
 
+def small_weights(
+    xs: Sequence[Tensor], linears: Sequence[nn.Module], kinds: tuple[type, ...]
+) -> Optional[list[Tensor]]:
+    """Returns the weights of ``linears`` if one op should compute ``linears[0](xs[0]) + linears[1](xs[1]) + ...``: the
+    maps are small, on the CPU and in float32, and only the first has a bias. Their modules then spend most of their
+    time in Python. Else returns None.
+    """
+    if compiling() or autocasts("cpu"):
+        return None
+    rows, width, weights = xs[0].size(0), None, []
+    for x, linear in zip(xs, linears):  # one loop without helpers: every call of a layer runs it
+        if type(x) not in PLAIN or x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
+            return None
+        if not is_plain(linear, kinds):
+            return None
+        weight, bias = linear._parameters["weight"], linear._parameters["bias"]
+        if type(weight) not in PLAIN or weight.dtype is not torch.float32 or not weight.is_cpu:
+            return None
+        if x.dim() != 2 or weight.dim() != 2 or weight.layout is not torch.strided or x.size(0) != rows:
+            return None
+        outputs, inputs = weight.shape
+        if rows * max(outputs, inputs) >= _FEW or x.size(1) != inputs or width not in (None, outputs):
+            return None
+        if bias is not None:
+            if width is not None or type(bias) not in PLAIN or bias.dtype is not torch.float32 or not bias.is_cpu:
+                return None
+            if bias.layout is not torch.strided or bias.shape != (outputs,):
+                return None
+        width = outputs
+        weights.append(weight)
+    return weights
+
+
 def _pays_in_program(x: Tensor) -> bool:
     """Whether the op is profitable in a torch.compile program: for float32 on CUDA, where its products are faster."""
     if type(x) not in PLAIN or x.layout is not torch.strided or x.dim() != 2:
@@ -96,6 +133,8 @@ def project(
 def project_sum(xs: Sequence[Tensor], linears: Sequence[nn.Module], kinds=(nn.Linear,)) -> Tensor:
     """``linears[0](xs[0]) + linears[1](xs[1]) + ...``, in one op where that is equivalent and profitable."""
     if _calls_modules(xs[0], linears, joined=False):
+        if (weights := small_weights(xs, linears, kinds)) is not None:
+            return _PROJECT_SUM(xs, weights, linears[0].bias, None)
         out = linears[0](xs[0])
         for x, linear in zip(xs[1:], linears[1:]):
             out = linear(x) + out

@@ -57,7 +57,7 @@ Tensor weights(const AttentionCall& in, const Tensor& softmax_stats) {
   const bool drops = std::exchange(call.args.has_dropout, false);  // dropout applies after the softmax
   call.run(Pass::by_dst, in.graph.csr, in.num_src());
   call.args.has_dropout = drops;
-  C10_CUDA_CHECK(normalize_weights(call.args, call.problem.wide_index, call.stream()));
+  normalize_weights(call.args, call.problem.wide_index, call.queue());
   return result;
 }
 
@@ -110,7 +110,7 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
     args.exact = call.keep(call.empty({numbers + 1}));
     if (in_place) {
       args.some_large = reinterpret_cast<int*>(args.exact + numbers);
-      C10_CUDA_CHECK(cudaMemsetAsync(args.some_large, 0, sizeof(int), call.stream()));
+      jit::clear(call.queue(), args.some_large, sizeof(int));
     }
   }
   Tensor edge_weights;
@@ -120,12 +120,8 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
     edge_weights = grad_weights->contiguous();
     const Tensor softmax = weights<A>(in, softmax_stats);
     const Tensor delta = call.keep_tensor(call.empty({in.num_dst(), heads}));
-    with_index(in.graph.csr[0], [&](auto zero) {
-      using I = decltype(zero);
-      C10_CUDA_CHECK((row_dot<A, I>(compressed_graph(in.graph.csr), softmax.data_ptr<A>(), edge_weights.data_ptr<A>(),
-                                    int(heads), delta.template data_ptr<A>(), call.stream())));
-      return 0;
-    });
+    row_dot<A>(compressed_graph(in.graph.csr), call.problem.wide_index, softmax.data_ptr<A>(),
+               edge_weights.data_ptr<A>(), int(heads), delta.template data_ptr<A>(), call.queue());
     args.grad_weights = edge_weights.data_ptr<A>();
     args.delta_given = delta.template data_ptr<A>();
   }

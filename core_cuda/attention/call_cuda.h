@@ -19,16 +19,11 @@ namespace edgeless::cuda {
 
 using at::Tensor;
 
-template <class F>
-auto with_index(const Tensor& index, F&& f) {
-  return index.scalar_type() == at::kLong ? f(int64_t{}) : f(int32_t{});
-}
-
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 inline Device device_of(const at::Device& device) {
-  return {device_attribute(cudaDevAttrMultiProcessorCount, device.index()),
-          device_attribute(cudaDevAttrL2CacheSize, device.index())};
+  return {device_attribute(jit::Attribute::multiprocessors, device.index()),
+          device_attribute(jit::Attribute::l2_bytes, device.index())};
 }
 
 // One call of an op: the arguments of its passes and the tensors that keep their memory alive.
@@ -87,7 +82,7 @@ class Call {
     }
   }
 
-  cudaStream_t stream() const { return on_device_.stream(); }
+  const jit::Queue& queue() const { return on_device_.queue(); }
   const at::TensorOptions& numbers() const { return numbers_; }
   Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, numbers_); }
 
@@ -132,9 +127,8 @@ class Call {
     if constexpr (std::is_same_v<A, float>) {
       prepare_rows();
       delta_ = empty({out.size(0), out.size(1)});
-      C10_CUDA_CHECK(row_delta(rounds ? scalars(grad_out) : args.grad_out, problem.storage, args.saved_out, out.size(0),
-                               args.heads, args.value_vectors, rounds ? grad.data_ptr() : nullptr,
-                               delta_.template data_ptr<float>(), stream()));
+      row_delta(rounds ? scalars(grad_out) : args.grad_out, problem.storage, args.saved_out, out.size(0), args.heads,
+                args.value_vectors, rounds ? grad.data_ptr() : nullptr, delta_.template data_ptr<float>(), queue());
       args.delta_given = delta_.template data_ptr<float>();
     }
   }
@@ -156,7 +150,7 @@ class Call {
     if (args.graph.num_rows == 0) return;
     prepare_rows();
     if constexpr (std::is_same_v<A, float>) {
-      if (by_blocks_) return run_on_blocks(pass, in_, args, stream());
+      if (by_blocks_) return run_on_blocks(pass, in_, args, queue());
     }
     problem.pass = pass;
     problem.num_rows = args.graph.num_rows, problem.num_edges = args.graph.num_edges;
@@ -177,6 +171,7 @@ class Call {
     TORCH_CHECK_VALUE(plan.kernel.vectors > 0, "edgeless: a head of attention may take up to ",
                       most_vectors(problem.storage) * vector_, " features in ", in_.rows(), " on CUDA, got ", in_.dim(),
                       " and ", in_.channels());
+    if (pass == Pass::forward) prepare_passes(problem, plan, device_, in_.graph.max_degrees[kInCsc], queue());
     // The destination and source passes of a gatv2 backward must agree on the meaning of Args::stats.
     const bool by_edge = has_edge_term(plan.kernel.mode);
     TORCH_INTERNAL_ASSERT(pass != Pass::by_src || problem.score != Score::gatv2 || by_edge == by_edge_);
@@ -191,8 +186,8 @@ class Call {
       shares = empty({plan.part.num_ranges, args.heads * att_width()});
       args.grad_att = shares.template data_ptr<A>();
     }
-    C10_CUDA_CHECK(run_pass(problem, plan, args, stream()));
-    if (plan.hubs) C10_CUDA_CHECK(merge_pieces(problem, plan, args, stream()));
+    run_pass(problem, plan, args, queue());
+    if (plan.hubs) merge_pieces(problem, plan, args, queue());
     if (att_grad) keep_att_shares(shares);
     args.carry = nullptr, args.grad_att = nullptr;
   }
@@ -227,8 +222,8 @@ class Call {
   void sum(const Tensor& some, const Tensor& more, int sums, const Tensor& to) {
     const auto rows = [](const Tensor& t) { return t.defined() ? t.size(0) : 0; };
     const auto base = [](const Tensor& t) { return t.defined() ? t.template data_ptr<A>() : nullptr; };
-    C10_CUDA_CHECK(sum_rows(base(some), rows(some), base(more), rows(more), to.numel() / sums, sums, to.data_ptr(),
-                            storage_of(to.scalar_type()), stream()));
+    sum_rows(base(some), rows(some), base(more), rows(more), to.numel() / sums, sums, to.data_ptr(),
+             storage_of(to.scalar_type()), queue());
   }
 
   bool fits(const Tensor& t) const {
@@ -257,8 +252,7 @@ class Call {
 
   const A* inverse_norms_of(const Rows& rows, int64_t count) {
     A* over = keep(empty({count, in_.heads()}));
-    C10_CUDA_CHECK(
-        inverse_norms(rows, problem.storage, count, args.heads, args.key_vectors, args.coefficient, over, stream()));
+    inverse_norms(rows, problem.storage, count, args.heads, args.key_vectors, args.coefficient, over, queue());
     return over;
   }
 

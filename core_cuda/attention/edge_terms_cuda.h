@@ -85,7 +85,7 @@ Optional<AttentionCall> with_drawn(const AttentionCall& in, const EdgeOrder& ord
   args.seed = in.seed->const_data_ptr<int64_t>();
   set_dropout_rate(args, in.dropout);
   args.out = drawn.edge_scale->template data_ptr<A>();
-  C10_CUDA_CHECK(edge_drops(args, on_device.stream()));
+  edge_drops(args, on_device.queue());
   drawn.dropout = 0, drawn.seed.reset();
   return drawn;
 }
@@ -105,7 +105,7 @@ std::array<Tensor, 2> products_of_edges(const Call<A>& call, const AttentionCall
     out[1] = at::empty_like(out[0]);
     args.rows[1] = more.data_ptr<A>(), args.out[1] = out[1].template data_ptr<A>();
   }
-  C10_CUDA_CHECK(edge_dots(args, call.stream()));
+  edge_dots(args, call.queue());
   return out;
 }
 
@@ -121,7 +121,7 @@ void features_gradient(const Call<A>& call, const AttentionCall& in, bool by_pos
     args.weight[1] = more_weight.data_ptr<A>(), args.rows[1] = more_rows.data_ptr<A>();
   }
   args.out = out.data_ptr();
-  C10_CUDA_CHECK(edge_sums(args, call.stream()));
+  edge_sums(args, call.queue());
 }
 
 // Runs edge_products and adds up the partial sums of its blocks: [columns, De].
@@ -133,9 +133,9 @@ Tensor sums_of_edges(const Call<A>& call, const AttentionCall& in, EdgeProducts<
   args.blocks = static_cast<int>(std::min<int64_t>(units, kBlocksOfProducts * device_of(in.device()).multiprocessors));
   const Tensor partial = call.empty({args.blocks, columns, in.edge_dim()});
   args.partial = partial.template data_ptr<A>();
-  C10_CUDA_CHECK(edge_products(args, call.stream()));
-  C10_CUDA_CHECK(sum_rows(args.partial, args.blocks, static_cast<const A*>(nullptr), int64_t(0), sums.numel(), 1,
-                          sums.data_ptr(), storage_of(sums.scalar_type()), call.stream()));
+  edge_products(args, call.queue());
+  sum_rows(args.partial, args.blocks, static_cast<const A*>(nullptr), int64_t(0), sums.numel(), 1, sums.data_ptr(),
+           storage_of(sums.scalar_type()), call.queue());
   return sums;
 }
 
@@ -248,13 +248,13 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
   if (!call.args.ds_in_order) {
     const auto ends = at::empty({2, edges}, in.graph.csr[1].options());
     const void *dst_end = ends[0].const_data_ptr(), *src_end = ends[1].const_data_ptr();
-    C10_CUDA_CHECK(ends_of_edges(args.edges, ends[0].data_ptr(), ends[1].data_ptr(), call.stream()));
+    ends_of_edges(args.edges, ends[0].data_ptr(), ends[1].data_ptr(), call.queue());
     const int64_t chunk = std::max<int64_t>(1024, (int64_t(32) << 20) / (width * int64_t(sizeof(A))));
     for (int64_t first = 0; first < edges; first += chunk) {
       const int64_t count = std::min(chunk, edges - first);
       const Tensor some = attr.narrow(0, first, count).to(in.opmath());
       Tensor hidden = at::mm(some, proj.t());
-      C10_CUDA_CHECK(hidden_gradients(args, first, count, dst_end, src_end, hidden.data_ptr<A>(), call.stream()));
+      hidden_gradients(args, first, count, dst_end, src_end, hidden.data_ptr<A>(), call.queue());
       if (of_attr) grads[kEdgeAttr].narrow(0, first, count).copy_(at::mm(hidden, weighted));
       if (of_sums && !few) sums.addmm_(hidden.t(), some);
     }

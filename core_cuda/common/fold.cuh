@@ -229,11 +229,4 @@ __global__ void __launch_bounds__(kMergeThreads) merge_fold_kernel(const __grid_
   });
 }
 
-template <class Fold, class I, class Args>
-void merge_fold(const Args& args, cudaStream_t stream) {
-  if (args.plan.hubs) {
-    merge_fold_kernel<Fold, I><<<merge_grid(args.plan.slots, args.vectors), kMergeThreads, 0, stream>>>(args);
-  }
-}
-
 }  // namespace edgeless::cuda

@@ -24,8 +24,8 @@ inline FoldProblem fold_problem(const CompressedGraph& graph, const at::Tensor& 
   p.num_rows = graph.num_rows, p.num_edges = graph.num_edges, p.num_gathered = gathered.size(0);
   p.max_degree = max_degree;
   p.vectors = static_cast<int>(vectors);
-  p.multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, gathered.get_device());
-  p.l2_bytes = device_attribute(cudaDevAttrL2CacheSize, gathered.get_device());
+  p.multiprocessors = device_attribute(jit::Attribute::multiprocessors, gathered.get_device());
+  p.l2_bytes = device_attribute(jit::Attribute::l2_bytes, gathered.get_device());
   return p;
 }
 

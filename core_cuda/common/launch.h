@@ -1,29 +1,28 @@
-// The device, stream and device attributes of a CUDA op. Needs both torch and CUDA.
+// The device, stream and device attributes of a CUDA op, by torch's interface for any device. No CUDA.
 #pragma once
 
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime_api.h>
+#include <c10/core/DeviceGuard.h>
+
+#include "../jit/launch.h"
+#include "current_stream.h"
 
 namespace edgeless {
 
-// Makes a device current for the scope and returns its current stream.
+// Makes a device current for the scope; kernels are launched on its current stream.
 class OnDevice {
  public:
-  explicit OnDevice(const at::Device& device) : guard_(device), stream_(c10::cuda::getCurrentCUDAStream()) {}
-  cudaStream_t stream() const { return stream_.stream(); }
+  explicit OnDevice(const at::Device& device)
+      : guard_(device), queue_{current_cuda_stream(guard_.current_device().index()), guard_.current_device().index()} {}
+  const jit::Queue& queue() const { return queue_; }
 
  private:
-  c10::cuda::CUDAGuard guard_;
-  c10::cuda::CUDAStream stream_;
+  c10::DeviceGuard guard_;
+  jit::Queue queue_;
 };
 
-// Cheap enough to query on every call: the runtime caches attributes.
-inline int device_attribute(cudaDeviceAttr attribute, int device) {
-  int value = 0;
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
+// Cheap enough to query on every call: the driver has attributes at hand.
+inline int device_attribute(jit::Attribute attribute, int device) {
+  return jit::Driver::get().attribute(attribute, device);
 }
 
 }  // namespace edgeless

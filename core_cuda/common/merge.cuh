@@ -46,11 +46,6 @@ __device__ inline void for_each_hub(const CompressedGraph& graph, const Partitio
   }
 }
 
-// Grid of the merge kernels: one block per kSlotsOfBlock slots and per kMergeThreads values of a segment.
-inline dim3 merge_grid(int64_t slots, int64_t numbers) {
-  return {merge_blocks(slots), static_cast<unsigned>((numbers + kMergeThreads - 1) / kMergeThreads)};
-}
-
 // Assigns the threads of a merge block to values and to the segments of a hub. Where a segment has fewer values than
 // the block has threads, several threads divide the segments of a value among them: read one after the other, the
 // segments would take a memory latency each.

@@ -43,10 +43,6 @@ __device__ void pad_any(const RowsCopy& copy, T at) {
   if (copy.size == 8) pad_vector<uint64_t>(copy, at);
 }
 
-__host__ __device__ inline int64_t vectors_of(const RowsCopy& copy) {
-  return copy.rows * copy.heads * (copy.padded * copy.size / 16);
-}
-
 __global__ void pad_rows_kernel(const __grid_constant__ RowsCopies copies) {
   const RowsCopy& copy = copies.at[blockIdx.y];
   const int64_t total = vectors_of(copy), at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;

@@ -1,9 +1,9 @@
-// Copies of rows, zero-padded to whole 16-byte vectors. No torch.
+// Copies of rows, zero-padded to whole 16-byte vectors. No CUDA and no torch.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
+
+#include "../jit/queue.h"
 
 namespace edgeless::cuda {
 
@@ -17,6 +17,9 @@ struct RowsCopy {
   bool halves = false;  // heads are contiguous, aligned to 8 bytes and a multiple of 8 bytes long
 };
 
+// 16-byte vectors that a copy writes.
+constexpr int64_t vectors_of(const RowsCopy& copy) { return copy.rows * copy.heads * (copy.padded * copy.size / 16); }
+
 constexpr int kMostCopies = 8;
 struct RowsCopies {
   RowsCopy at[kMostCopies];
@@ -24,6 +27,6 @@ struct RowsCopies {
 };
 
 // Makes all copies in one launch.
-cudaError_t pad_rows(const RowsCopies& copies, cudaStream_t stream);
+void pad_rows(const RowsCopies& copies, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda

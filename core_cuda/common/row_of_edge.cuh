@@ -50,13 +50,6 @@ struct RowBounds {
   }
 };
 
-// Edges per block of kThreads: enough that the search for its first and last row is a small part of its work.
-constexpr int kEdgesOfBlock = 2048;
-
-inline unsigned blocks_for_edges(const CompressedGraph& graph) {
-  return static_cast<unsigned>((graph.num_edges + kEdgesOfBlock - 1) / kEdgesOfBlock);
-}
-
 // Calls f(position, row) for the thread's edges. one_row: all edges use row 0, which saves the search.
 template <class F>
 __device__ __forceinline__ void for_each_edge(const CompressedGraph& graph, bool wide, bool one_row, F&& f) {

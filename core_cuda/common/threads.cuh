@@ -1,13 +1,9 @@
-// Launch geometry of kernels with one thread per item. No torch.
+// The index of a thread in a grid of blocks of kThreads. No torch.
 #pragma once
 
-#include <cstdint>
+#include "threads.h"
 
 namespace edgeless::cuda {
-
-constexpr int kThreads = 256;  // threads per block
-
-inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
 
 __device__ __forceinline__ int64_t thread_id() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 

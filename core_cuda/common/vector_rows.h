@@ -46,7 +46,7 @@ class PaddedRows {
 
   // Launches the copies on the current stream.
   void run() {
-    if (copies_.count) C10_CUDA_CHECK(cuda::pad_rows(copies_, c10::cuda::getCurrentCUDAStream()));
+    if (copies_.count) cuda::pad_rows(copies_, OnDevice(from_.front().device()).queue());
     copies_.count = 0;
     from_.clear(), to_.clear();
   }

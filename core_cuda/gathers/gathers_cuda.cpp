@@ -20,7 +20,7 @@ Tensor gather_dots(const Tensor& x, const Tensor& indptr, const Tensor& indices,
   args.graph = {indptr.const_data_ptr(), indices.const_data_ptr(), nullptr, x.size(0), indices.size(0)};
   args.x = x.const_data_ptr<float>(), args.dim = static_cast<int>(x.size(1));
   args.passes = static_cast<int>(passes), args.out = out.data_ptr<float>();
-  C10_CUDA_CHECK(run_dots(indices.scalar_type() == at::kLong, by_neighbor, vectors, args, on_device.stream()));
+  run_dots(indices.scalar_type() == at::kLong, by_neighbor, vectors, args, on_device.queue());
   return out;
 }
 

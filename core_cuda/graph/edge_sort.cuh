@@ -1,4 +1,4 @@
-// The small kernels around the radix sort of COO edges (edge_sort.cu). One thread per edge; pointers_kernel, which
+// The small kernels around the radix sort of COO edges (radix_sort.h). One thread per edge; pointers_kernel, which
 // searches the sorted keys for row pointers, has one thread per row.
 #pragma once
 
@@ -12,12 +12,6 @@ template <class In>
 __global__ void check_kernel(const In* ids, int64_t count, int64_t limit, int32_t* bad) {
   const int64_t p = thread_id();
   if (p < count && (ids[p] < 0 || static_cast<int64_t>(ids[p]) >= limit)) *bad = 1;
-}
-
-template <class I>
-__global__ void iota_kernel(I* to, int64_t count) {
-  const int64_t p = thread_id();
-  if (p < count) to[p] = static_cast<I>(p);
 }
 
 template <class I>

@@ -8,12 +8,6 @@
 namespace edgeless::cuda {
 
 template <class In>
-struct CooLaunch {
-  FewCooArgs<In> of;
-  GridSortArgs sort;
-};
-
-template <class In>
 __global__ void __launch_bounds__(kGridThreads) few_coo_kernel(const __grid_constant__ CooLaunch<In> launch) {
   __shared__ GridSortRoom room;
   const auto& args = launch.of;
@@ -29,11 +23,6 @@ __global__ void __launch_bounds__(kGridThreads) few_coo_kernel(const __grid_cons
   });
   find_rows(launch.sort.keys[0], args.edges, args.num_rows, args.indptr);
 }
-
-struct TransposeLaunch {
-  FewTransposeArgs of;
-  GridSortArgs sort;
-};
 
 __global__ void __launch_bounds__(kGridThreads) few_transpose_kernel(const __grid_constant__ TransposeLaunch launch) {
   __shared__ GridSortRoom room;

@@ -1,11 +1,11 @@
-// coo_to_csr and csr_transpose for few edges, each in one launch. No torch, no host sync.
+// coo_to_csr and csr_transpose for few edges, each in one launch. No CUDA and no torch, no host sync.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
+#include "../jit/queue.h"
 #include "../thresholds.h"
+#include "grid_sort.h"
 
 namespace edgeless::cuda {
 
@@ -28,8 +28,16 @@ struct FewCooArgs {
   int32_t* indices = nullptr;   // [edges]
   int32_t* edge_ids = nullptr;  // [edges]
 };
+
+// The arguments of a kernel.
 template <class In>
-cudaError_t sort_few_edges(const FewCooArgs<In>& args, int32_t* scratch, int multiprocessors, cudaStream_t stream);
+struct CooLaunch {
+  FewCooArgs<In> of;
+  GridSortArgs sort;
+};
+
+template <class In>
+void sort_few_edges(const FewCooArgs<In>& args, int32_t* scratch, int multiprocessors, const jit::Queue& queue);
 
 struct FewTransposeArgs {
   const int32_t *indptr = nullptr, *indices = nullptr, *edge_ids = nullptr;  // edge_ids null: ids are positions
@@ -38,7 +46,12 @@ struct FewTransposeArgs {
   int32_t* to_indices = nullptr;   // [edges]
   int32_t* to_edge_ids = nullptr;  // [edges]
 };
-cudaError_t transpose_few_edges(const FewTransposeArgs& args, int32_t* scratch, int multiprocessors,
-                                cudaStream_t stream);
+
+struct TransposeLaunch {
+  FewTransposeArgs of;
+  GridSortArgs sort;
+};
+
+void transpose_few_edges(const FewTransposeArgs& args, int32_t* scratch, int multiprocessors, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda

@@ -6,36 +6,14 @@
 #pragma once
 
 #include <cooperative_groups.h>
-#include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "../common/search.h"
 #include "../common/warp.cuh"
+#include "grid_sort.h"
 
 namespace edgeless::cuda {
-
-constexpr int kGridThreads = 512, kGridWarps = kGridThreads / 32, kDigitBits = 8, kDigits = 1 << kDigitBits;
-
-// Thread blocks of the cooperative launch: at most one per SM, so all are resident.
-inline int grid_blocks(int64_t items, int multiprocessors) {
-  return static_cast<int>(std::clamp<int64_t>(items / (2 * kGridThreads), 1, multiprocessors));
-}
-
-template <class Args>
-cudaError_t launch_grid(void (*kernel)(Args), Args args, int blocks, cudaStream_t stream) {
-  void* given[] = {&args};
-  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(kGridThreads), given, 0,
-                                     stream);
-}
-
-// Double buffers of the keys and of the permutation (`places`: original indices), [count] each; the result is in
-// keys[0] and places[0]. of_blocks: [blocks, kDigits] digit counts.
-struct GridSortArgs {
-  int32_t *keys[2], *places[2];
-  int32_t* of_blocks;
-};
 
 // Shared memory of the sort.
 struct GridSortRoom {

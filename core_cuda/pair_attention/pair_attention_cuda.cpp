@@ -63,8 +63,8 @@ class PairPass {
     problem_.num_rows = args.graph.num_rows, problem_.num_edges = args.graph.num_edges;
     problem_.num_gathered = gathered, problem_.max_degree = max_degree;
     const int device = values.get_device();
-    plan_ = pair_plan(problem_, {device_attribute(cudaDevAttrMultiProcessorCount, device),
-                                 device_attribute(cudaDevAttrL2CacheSize, device)});
+    plan_ = pair_plan(problem_, {device_attribute(jit::Attribute::multiprocessors, device),
+                                 device_attribute(jit::Attribute::l2_bytes, device)});
     args.part = plan_.part, args.layout = plan_.layout;
     args.heads = 1, args.key_vectors = args.value_vectors = vectors;
     args.carry_size = carry_size(problem_);
@@ -79,7 +79,7 @@ class PairPass {
   }
 
   int64_t blocks() const { return plan_.part.num_ranges; }
-  void run(cudaStream_t stream) const { C10_CUDA_CHECK(run_pair_pass(problem_, plan_, args, stream)); }
+  void run(const jit::Queue& queue) const { run_pair_pass(problem_, plan_, args, queue); }
 
  private:
   Problem problem_;
@@ -89,7 +89,7 @@ class PairPass {
 
 // Blocks of a row-wise pass: at least 32 rows each, and at most 8 blocks per SM.
 int row_blocks(int64_t rows, const Tensor& on) {
-  const int64_t most = 8 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount, on.get_device())};
+  const int64_t most = 8 * int64_t{device_attribute(jit::Attribute::multiprocessors, on.get_device())};
   return static_cast<int>(std::clamp<int64_t>(rows / 32, 1, most));
 }
 
@@ -106,8 +106,8 @@ class ShareSums {
     kept_.push_back(shares);
   }
 
-  void run(cudaStream_t stream) {
-    if (args_.sums) C10_CUDA_CHECK(run_sum_shares(storage_of(like_.scalar_type()), args_, stream));
+  void run(const jit::Queue& queue) {
+    if (args_.sums) run_sum_shares(storage_of(like_.scalar_type()), args_, queue);
     args_.sums = 0;
     kept_.clear();
   }
@@ -154,14 +154,15 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   pass.args.logit_term = queries.const_data_ptr<float>();
   pass.args.out = out_rows_of(out), pass.args.shift = shift.mutable_data_ptr<float>();
   if (keep_sums && bias) pass.args.sums = out_rows_of(sums);
-  pass.run(on_device.stream());
+  pass.run(on_device.queue());
   return {out, values, vectors, queries, shift, sums};
 }
 
 // The forward's [pairs, width] values extended to [pairs + types, width]; undefined if their memory has another size.
 Tensor with_types(const Tensor& values, int64_t types) {
   const int64_t rows = values.size(0) + types, width = values.size(1);
-  const bool fits = values.storage_offset() == 0 && values.storage().nbytes() == rows * width * values.element_size();
+  const bool fits = values.storage_offset() == 0 &&
+                    static_cast<int64_t>(values.storage().nbytes()) == rows * width * values.element_size();
   return fits ? values.as_strided({rows, width}, {width, 1}) : Tensor();
 }
 
@@ -180,7 +181,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   const int64_t depth = in.depth(), width = in.width();
   const auto [of_x, of_weight, of_query, of_key, of_bias] = needs;
   const OnDevice on_device(x.device());
-  const cudaStream_t stream = on_device.stream();
+  const jit::Queue& queue = on_device.queue();
   const auto storage = storage_of(x.scalar_type());
   const auto numbers = x.options().dtype(at::kFloat);
   std::vector<Tensor> results(kPairInputs);
@@ -198,15 +199,15 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   deltas.blocks = row_blocks(nodes, x);
   Tensor stats;
   if (of_edges) stats = at::empty({nodes, 4}, numbers);
-  if (of_edges) deltas.stats = static_cast<float4*>(stats.mutable_data_ptr());
+  if (of_edges) deltas.stats = stats.mutable_data_ptr<float>();
   if (of_bias) {
     const Tensor shares = at::empty({deltas.blocks, width}, numbers);
     deltas.shares = shares.mutable_data_ptr<float>();
     sums.add(shares, results[kPairBias] = at::empty({width}, x.options()));
   }
-  C10_CUDA_CHECK(run_deltas(storage, deltas, stream));
+  run_deltas(storage, deltas, queue);
   if (!of_edges) {
-    sums.run(stream);
+    sums.run(queue);
     return results;
   }
 
@@ -228,8 +229,8 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
     pass.args.grad_att = shares.mutable_data_ptr<float>();
     sums.add(shares, results[kPairKey] = at::empty({width, 1}, x.options()));
   }
-  pass.run(stream);
-  sums.run(stream);
+  pass.run(queue);
+  sums.run(queue);
   if (!of_x && !of_vectors) return results;
 
   Tensor outer;
@@ -254,7 +255,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
     prepare.vector_words = types_rows.numel() * types_rows.element_size() / 4;
     prepare.rows = rows.narrow(0, pairs, types).mutable_data_ptr();
   }
-  C10_CUDA_CHECK(run_prepare(prepare, stream));
+  run_prepare(prepare, queue);
   if (of_x) {
     relational::multiply({grad_values}, matrices.transpose(1, 2).unsqueeze(1), walks.offsets(),
                          {rows.narrow(0, 0, pairs)});
@@ -280,8 +281,8 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
     outers.shares = shares.mutable_data_ptr<float>();
     sums.add(shares, results[kPairQuery] = at::empty({width, 1}, x.options()));
   }
-  C10_CUDA_CHECK(run_outer_rows(storage, outers, stream));
-  sums.run(stream);
+  run_outer_rows(storage, outers, queue);
+  sums.run(queue);
   return results;
 }
 

@@ -1,4 +1,4 @@
-// pair_walks on CUDA; the algorithm is in cuda/walks.cu. Nothing here synchronizes with the device.
+// pair_walks on CUDA; the algorithm is in cuda/walks.cuh. Nothing here synchronizes with the device.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
@@ -21,7 +21,7 @@ WalkTensors pair_walks(const at::Tensor& indptr, at::TensorList by_pair, const a
     const WalksArgs<index_t> args = given.args<index_t>(made, kept);
     const auto bytes = static_cast<int64_t>(walks_scratch<index_t>(args.pieces));
     const at::Tensor scratch = at::empty({bytes}, kept.options().dtype(at::kByte));
-    C10_CUDA_CHECK(make_walks(args, scratch.mutable_data_ptr(), on_device.stream()));
+    make_walks(args, scratch.mutable_data_ptr(), on_device.queue());
   });
   return made;
 }

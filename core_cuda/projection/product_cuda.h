@@ -43,7 +43,7 @@ struct RightSide {
 inline bool suits(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth) {
   const int64_t vector = 16 / a.element_size();
   return fits(a) && fits(b) && columns >= kLeastColumns && columns % vector == 0 && columns < INT_MAX &&
-         depth >= kLeastDepth && rows > 0 && device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8;
+         depth >= kLeastDepth && rows > 0 && device_attribute(jit::Attribute::capability_major, a.get_device()) >= 8;
 }
 
 // Returns whether edgeless' kernels compute a product [rows, columns]. 16-bit elements: only for few nodes. float32:
@@ -71,8 +71,11 @@ inline ProductArgs product_args(const at::Tensor& a, const at::Tensor& b, const 
 
 inline void run(at::ScalarType dtype, bool transposed_a, bool transposed_b, const ProductArgs& args,
                 const OnDevice& on_device) {
-  C10_CUDA_CHECK(is_half(dtype) ? run_half_gemm(storage_of(dtype), transposed_a, transposed_b, args, on_device.stream())
-                                : run_product(transposed_a, transposed_b, args, on_device.stream()));
+  if (is_half(dtype)) {
+    run_half_gemm(storage_of(dtype), transposed_a, transposed_b, args, on_device.queue());
+  } else {
+    run_product(transposed_a, transposed_b, args, on_device.queue());
+  }
 }
 
 // The sum of all xs[k] weights[k]^T, plus the bias.
@@ -222,7 +225,7 @@ inline std::vector<at::Tensor> weight_gradients(const at::Tensor& grad, at::Tens
   const int64_t most_shares =
       std::max<int64_t>({depth * (rows + width) / (16 * count * size), (1 << 18) / (count * size), 1});
   args.share = product_share(is_half(grad.scalar_type()), rows, columns, count, depth,
-                             device_attribute(cudaDevAttrMultiProcessorCount, grad.get_device()), most_shares);
+                             device_attribute(jit::Attribute::multiprocessors, grad.get_device()), most_shares);
   const int64_t shares = (depth + args.share - 1) / args.share;
   const int64_t products = static_cast<int64_t>(xs.size()) * size, all = products + (sums ? rows : 0);
   if (sums) *sums = at::empty({rows}, outs[0].options());
@@ -247,7 +250,7 @@ inline std::vector<at::Tensor> weight_gradients(const at::Tensor& grad, at::Tens
   };
   for (const at::Tensor& out : outs) add(out);
   if (sums) add(*sums);
-  C10_CUDA_CHECK(add_chunks(storage_of(dtype), adding, on_device.stream()));
+  add_chunks(storage_of(dtype), adding, on_device.queue());
   return outs;
 }
 

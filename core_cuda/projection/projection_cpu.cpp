@@ -38,6 +38,21 @@ struct RowBlocks {
   }
 };
 
+// Most elements of a map's input or result for which a plain product takes less time than preparing the kernels below
+// (docs/decisions/0066). shared/projection.py knows this number as _FEW.
+constexpr int64_t kFew = int64_t{1} << 17;
+
+// Returns whether a sum of maps has few rows. Of 16-bit types the sum would be rounded after every map.
+bool are_few(at::TensorList xs, at::TensorList weights) {
+  const auto dtype = weights[0].scalar_type();
+  if (dtype != at::kFloat && dtype != at::kDouble) return false;
+  for (size_t k = 0; k < xs.size(); ++k) {
+    const int64_t width = std::max(weights[k].size(0), weights[k].size(1));
+    if (xs[k].size(0) * width >= kFew || xs[k].scalar_type() != dtype) return false;
+  }
+  return true;
+}
+
 Tensor empty_like_rows(const Tensor& x, int64_t rows, int64_t width) {
   return cpu::empty_rows({rows, width}, x.options());
 }
@@ -196,6 +211,17 @@ Tensor project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& b
   const Summands maps(xs, weights, bias, dtype, [](auto& t, auto to) { return cast_all(t, to, false); });
   check_summands("edgeless::project_sum", maps.xs, maps.weights, maps.bias);
   Tensor out;
+  if (are_few(maps.xs, maps.weights)) {
+    for (size_t k = 0; k < xs.size(); ++k) {
+      const Tensor &x = maps.xs[k], weight = maps.weights[k].t();
+      if (k == 0) {
+        out = maps.bias ? at::addmm(*maps.bias, x, weight) : at::mm(x, weight);
+      } else {
+        out.addmm_(x, weight);
+      }
+    }
+    return out;
+  }
   for (size_t k = 0; k < xs.size(); ++k) {
     const c10::List<OptTensor> biases({k == 0 ? maps.bias : OptTensor()});
     const Tensor mapped = project(maps.xs[k], maps.weights[k], biases, 0, {}, {})[0];
@@ -268,6 +294,19 @@ std::vector<Tensor> project_sum_backward(const Tensor& grad, at::TensorList xs, 
                                          Optional<at::ScalarType> map_dtype) {
   check_summand_gradients("edgeless::project_sum_backward", grad, xs, weights, needs.size());
   const size_t maps = xs.size();
+  const auto dtype = grad.scalar_type();
+  if (dtype == xs[0].scalar_type() && x_dtype.value_or(dtype) == dtype && map_dtype.value_or(dtype) == dtype &&
+      are_few(xs, weights)) {
+    const BelowAutograd below;
+    const auto if_needed = [&](size_t i, auto&& compute) {
+      return needs[i] ? compute() : at::empty({0}, grad.options());
+    };
+    std::vector<Tensor> few;
+    for (size_t k = 0; k < maps; ++k) few.push_back(if_needed(k, [&] { return at::mm(grad, weights[k]); }));
+    for (size_t k = 0; k < maps; ++k) few.push_back(if_needed(maps + k, [&] { return at::mm(grad.t(), xs[k]); }));
+    few.push_back(if_needed(2 * maps, [&] { return grad.sum(0); }));
+    return few;
+  }
   c10::List<OptTensor> grads;
   grads.push_back(grad);
   std::vector<Tensor> results(1 + 2 * maps);

@@ -106,7 +106,7 @@ std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& m
       partial = at::empty({args.chunks, args.total}, some.options().dtype(statistics));
       args.partial = partial.data_ptr();
     }
-    C10_CUDA_CHECK(run_column_sums(storage_of(op, "x", some.scalar_type()), args, on_device.stream()));
+    run_column_sums(storage_of(op, "x", some.scalar_type()), args, on_device.queue());
   }
   return sums;
 }
@@ -292,7 +292,7 @@ std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool 
       args.dtype[args.tensors] = storage_of(op, "tensors", packed.scalar_type());
       args.numbers[args.tensors++] = packed.numel();
     }
-    if (args.tensors > 0) C10_CUDA_CHECK(run_cast(to, args, on_device.stream()));
+    if (args.tensors > 0) run_cast(to, args, on_device.queue());
   }
   return cast;
 }
@@ -336,7 +336,7 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList given_vectors) {
       args.vector[k] = kept.emplace_back(aligned(vectors[first + k], arithmetic)).const_data_ptr();
       args.logits[k] = outs.emplace_back(at::empty({x.size(0), x.size(1)}, x.options().dtype(arithmetic))).data_ptr();
     }
-    if (outs[0].numel() > 0) C10_CUDA_CHECK(run_logits(rows_dtype, args, on_device.stream()));
+    if (outs[0].numel() > 0) run_logits(rows_dtype, args, on_device.queue());
     for (const Tensor& out : outs) logits.push_back(out.to(dtype));
   }
   return logits;
@@ -382,10 +382,10 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
       args.more = first > 0 ? args.grad_rows : given.defined() ? given.const_data_ptr() : nullptr;
     }
     if (any) args.partial = sums.data_ptr();
-    if (x.numel() > 0) C10_CUDA_CHECK(run_logit_gradients(rows_dtype, args, on_device.stream()));
+    if (x.numel() > 0) run_logit_gradients(rows_dtype, args, on_device.queue());
     if (any && width > 0) {
       adding.chunks = args.chunks, adding.total = static_cast<int>(count) * width, adding.partial = sums.data_ptr();
-      C10_CUDA_CHECK(add_chunks(storage_of(op, "vectors", vectors[0].scalar_type()), adding, on_device.stream()));
+      add_chunks(storage_of(op, "vectors", vectors[0].scalar_type()), adding, on_device.queue());
     }
   }
   return results;

@@ -35,16 +35,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> neighbor_reduce(const at::Tensor&
   check_reduce(op, x, csr);
   const at::Tensor packed = packed_rows(x);
   ReduceArgs args = reduce_args(op, packed, csr, reduce, ties);
-  args.arg_size = arg_size(op, arg_dtype);
+  const bool wanted = arg_dtype != at::kBool;
+  args.arg_size = wanted ? arg_size(op, arg_dtype) : 1;
   args.fill = fill;
   const int64_t rows = args.graph.num_rows;
   at::Tensor out = empty_rows({rows, args.width}, x.options());
-  at::Tensor arg = empty_rows({rows, args.width}, x.options().dtype(arg_dtype));
-  at::Tensor tied = at::empty({rows}, x.options().dtype(at::kByte));
+  at::Tensor arg = empty_rows({wanted ? rows : 0, args.width}, x.options().dtype(arg_dtype));
+  at::Tensor tied = at::empty({wanted ? rows : 0}, x.options().dtype(at::kByte));
   if (out.numel() == 0) return {out, arg, tied.zero_()};
   args.out = out_rows(out);
-  args.arg = arg.data_ptr();
-  if (ties == "first") {
+  args.arg = wanted ? arg.data_ptr() : nullptr;
+  if (ties == "first" || !wanted) {
     tied.zero_();
   } else {
     args.tied = tied.data_ptr<uint8_t>();

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "../common/fold_tensors.h"
+#include "../common/kernel_types.h"
 #include "../common/launch.h"
 #include "../common/vector_rows.h"
 #include "../plan_override.h"
@@ -47,10 +48,10 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   FoldProblem problem =
       fold_problem(args.graph, packed, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
   problem.narrow_teams = true;
-  budget_carry(problem, args.vectors * piece_bytes(storage, wide_index, shares), out);
+  budget_carry(problem, args.vectors * best_piece_bytes(size_of(storage), wide_index, shares), out);
   args.plan = make_fold_plan(problem);
   const Tensor carry = take_carry(problem, out, args);
-  C10_CUDA_CHECK(run_reduce(storage, wide_index, shares, args, on_device.stream()));
+  run_reduce(storage, wide_index, shares, args, on_device.queue());
   return {out, arg, tied};
 }
 
@@ -80,7 +81,7 @@ struct Backward {
   bool shares;
   Storage storage;
   int64_t rows, width;
-  cudaStream_t stream;
+  const jit::Queue& queue;
 
   // x or out as the kernels read them, which they do only where ties share the gradient.
   Tensor rows_where_shared(const Tensor& t) const { return shares ? rows_of_16_bytes(t.unsqueeze(1)) : t.unsqueeze(1); }
@@ -100,23 +101,22 @@ GradientProblem problem_of(const Backward& b) {
 
 GradientDevice gradient_device(const at::Tensor& x) {
   const int device = x.get_device();
-  return {device_attribute(cudaDevAttrMultiProcessorCount, device),
-          device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-          device_attribute(cudaDevAttrClusterLaunch, device) != 0};
+  return {device_attribute(jit::Attribute::multiprocessors, device),
+          device_attribute(jit::Attribute::shared_bytes_of_block, device),
+          device_attribute(jit::Attribute::clusters, device) != 0};
 }
 
-Tensor find_positions(at::TensorList csr, cudaStream_t stream) {
+Tensor find_positions(at::TensorList csr, const jit::Queue& queue) {
   Tensor positions = at::empty({csr[1].size(0)}, csr[1].options());
   const FoldProblem problem = fold_problem(compressed_graph(csr), csr[1], 8);
-  C10_CUDA_CHECK(
-      edge_positions(compressed_graph(csr), make_fold_plan(problem).part, positions.data_ptr<int32_t>(), stream));
+  edge_positions(compressed_graph(csr), make_fold_plan(problem).part, positions.data_ptr<int32_t>(), queue);
   return positions;
 }
 
 void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = b.rows_where_shared(b.x);
   const Tensor out = b.rows_where_shared(b.out), where = b.arg.contiguous();
-  const Tensor positions = b.positions ? *b.positions : find_positions(b.graph.csr, b.stream);
+  const Tensor positions = b.positions ? *b.positions : find_positions(b.graph.csr, b.queue);
   GatherArgs args;
   args.graph = compressed_graph(b.graph.csc);
   if (b.positions) args.graph.edge_ids = nullptr;  // positions are in CSC order, not by edge id
@@ -129,7 +129,7 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   Tensor bytes = where;
   if (masked && args.arg_size > 1) {
     bytes = at::empty(where.sizes(), where.options().dtype(at::kByte));
-    C10_CUDA_CHECK(argument_bytes(args.arg, args.arg_size, where.numel(), bytes.data_ptr<uint8_t>(), b.stream));
+    argument_bytes(args.arg, args.arg_size, where.numel(), bytes.data_ptr<uint8_t>(), b.queue);
   }
   if (masked) args.bytes = bytes.data_ptr<uint8_t>();
   FoldProblem problem = fold_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
@@ -141,7 +141,11 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   budget_carry(problem, args.vectors * numbers * int64_t(sizeof(float)), grad_x);
   choose_shares(problem, args.plan);
   const Tensor carry = take_carry(problem, grad_x, args);
-  C10_CUDA_CHECK(masked ? masked_gather_grad(args, b.stream) : gather_grad(b.storage, b.shares, args, b.stream));
+  if (masked) {
+    masked_gather_grad(args, b.queue);
+  } else {
+    gather_grad(b.storage, b.shares, args, b.queue);
+  }
 }
 
 // Chooses the fewest feature tiles, of equal width, whose items fit in memory (tiles of 128 columns always do), and the
@@ -177,7 +181,7 @@ void sort_gradient(const Backward& b, const Tensor& grad_x) {
   const Tensor carry = take_carry(problem, grad_x, args);
   for (args.first = 0; args.first < args.width; args.first += args.item_row) {
     args.columns = std::min(args.item_row, args.width - args.first);
-    C10_CUDA_CHECK(sorted_grad(b.storage, args, b.stream));
+    sorted_grad(b.storage, args, b.queue);
   }
 }
 
@@ -212,7 +216,7 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   const Tensor& packed = sent.packed;
   const bool wide_index = b.graph.csr[0].scalar_type() == at::kLong;
   const int64_t sum_bytes = b.storage == Storage::f64 ? 16 : 8;
-  const int64_t l2_bytes = device_attribute(cudaDevAttrL2CacheSize, b.x.get_device());
+  const int64_t l2_bytes = device_attribute(jit::Attribute::l2_bytes, b.x.get_device());
   args.columns_log2 = slice_log2(args, sum_bytes, l2_bytes, grad_x.nbytes());
   const int step = 1 << args.columns_log2;
   const Tensor sums = at::zeros({args.num_columns * step * sum_bytes / 8}, b.x.options().dtype(at::kLong));
@@ -221,13 +225,13 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   FoldProblem problem = fold_problem(args.graph, packed, std::min<int64_t>(32, (step + numbers - 1) / numbers));
   problem.narrow_teams = true;
   args.plan = make_fold_plan(problem);
-  C10_CUDA_CHECK(measure(b.storage, args, b.stream));
+  measure(b.storage, args, b.queue);
   for (args.first = 0; args.first < b.width; args.first += step) {
     args.columns = std::min<int>(step, args.width - args.first);
-    C10_CUDA_CHECK(slice(b.storage, wide_index, args, b.stream));
+    slice(b.storage, wide_index, args, b.queue);
   }
   args.first = 0, args.columns = args.width, args.columns_log2 = bits_for(b.width);
-  C10_CUDA_CHECK(rest(b.storage, wide_index, args, b.stream));
+  rest(b.storage, wide_index, args, b.queue);
 }
 
 void own_gradient(const Backward& b, bool zero_shares, const BlockSums& sums, const Tensor& grad_x) {
@@ -237,8 +241,8 @@ void own_gradient(const Backward& b, bool zero_shares, const BlockSums& sums, co
   Sent sent = what_is_sent(b, zero_shares, grad_x);
   sent.args.columns = sent.args.width, sent.args.columns_log2 = sums.columns_log2;
   shared.scatter = sent.args;
-  C10_CUDA_CHECK(measure(b.storage, shared.scatter, b.stream));
-  C10_CUDA_CHECK(shared_scatter_grad(b.storage, b.graph.csr[0].scalar_type() == at::kLong, shared, b.stream));
+  measure(b.storage, shared.scatter, b.queue);
+  shared_scatter_grad(b.storage, b.graph.csr[0].scalar_type() == at::kLong, shared, b.queue);
 }
 
 // The plan of the backward; nothing if an override names an engine that the inputs do not allow.
@@ -252,7 +256,7 @@ std::optional<GradientPlan> choose_engine(const Backward& b) {
 Tensor positions_of_edges(at::TensorList csr) {
   check_edge_positions("edgeless::edge_positions", csr);
   const OnDevice on_device(csr[0].device());
-  if (csr[0].scalar_type() == at::kInt) return find_positions(csr, on_device.stream());
+  if (csr[0].scalar_type() == at::kInt) return find_positions(csr, on_device.queue());
   const Tensor counts = csr[0].diff(), begins = csr[0].slice(0, 0, -1).repeat_interleave(counts, {}, csr[1].size(0));
   const Tensor places = (at::arange(csr[1].size(0), csr[1].options()) - begins).to(at::kInt);
   return csr.size() == 3 ? at::empty_like(places).scatter_(0, csr[2], places) : places;
@@ -293,7 +297,7 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
                    storage_of(x.scalar_type()),
                    rows,
                    width,
-                   on_device.stream()};
+                   on_device.queue()};
   const std::optional<GradientPlan> chosen = choose_engine(b);
   TORCH_CHECK_VALUE(chosen, op, ": the overriding engine must be one that these inputs allow, got '",
                     overridden_gradient_engine(), "'");

@@ -20,7 +20,7 @@ const T* data(const Tensor& t) {
   return t.const_data_ptr<T>();
 }
 
-int64_t processors(const Tensor& t) { return device_attribute(cudaDevAttrMultiProcessorCount, t.get_device()); }
+int64_t processors(const Tensor& t) { return device_attribute(jit::Attribute::multiprocessors, t.get_device()); }
 
 // Tiles per block: several, to amortize the prologue of a block, if there is work for all SMs.
 int tiles_of_block(int64_t tiles, const Tensor& t) {
@@ -44,9 +44,10 @@ int tiles_of_chunk(int64_t tiles, const Tensor& t) {
 bool few_blocks(int64_t blocks, const Tensor& t) { return blocks <= 2 * processors(t); }
 
 FusedDevice fused_device(const Tensor& t) {
-  const auto attribute = [&](cudaDeviceAttr of) { return device_attribute(of, t.get_device()); };
-  return {10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
-          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  using jit::Attribute;
+  const auto attribute = [&](Attribute of) { return device_attribute(of, t.get_device()); };
+  return {10 * attribute(Attribute::capability_major) + attribute(Attribute::capability_minor),
+          attribute(Attribute::shared_bytes_of_block)};
 }
 
 Rows rows_of(const Tensor& t) { return {t.const_data_ptr(), t.stride(0)}; }
@@ -103,7 +104,7 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   const auto kind = wide ? opmath_dtype(of_pieces.scalar_type()) : dtype;
   Tensor out = at::empty({num_rows, of_pieces.size(1)}, of_pieces.options().dtype(kind));
   if (out.numel() == 0) return out.to(dtype);
-  const auto stream = c10::cuda::getCurrentCUDAStream();
+  const OnDevice on_device(of_pieces.device());
   const auto storage = storage_of(of_pieces.scalar_type());
   RowSumsArgs args;
   set_rows(args.neighbors, of_pieces);
@@ -112,7 +113,7 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   hubs.neighbors.indices = data<int32_t>(pieces.by_row) + num_rows + 1;
   hubs.begins = data<int32_t>(*pieces.parts), hubs.ends = hubs.begins + hubs.count;
   hubs.out = static_cast<char*>(of_pieces.mutable_data_ptr()) + pieces.rows.size(0) * args.neighbors.row_bytes;
-  C10_CUDA_CHECK(run_hub_sums(storage, hubs, stream));
+  run_hub_sums(storage, hubs, on_device.queue());
   args.ptr = data<int32_t>(*pieces.of_rows), args.neighbors.indices = args.ptr + num_rows + 1;
   args.tiles = data<int32_t>(*pieces.row_tiles), args.num_tiles = static_cast<int>(pieces.row_tiles->size(0) - 1);
   args.width = args.own_width = static_cast<int>(of_pieces.size(1));
@@ -130,20 +131,20 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   args.out = out.mutable_data_ptr(), args.wide = wide, args.num_rows = num_rows;
   const int widest = std::max(args.width, args.own_width);
   if (short_rows_pay(pieces.rows.size(0), num_rows, num_rows / processors(out), widest, storage != Storage::f32)) {
-    C10_CUDA_CHECK(run_short_rows(storage, args, static_cast<int>(processors(out)), stream));
+    run_short_rows(storage, args, static_cast<int>(processors(out)), on_device.queue());
     return out.to(dtype);
   }
   args.share = tiles_of_block(args.num_tiles, out);
   args.few = few_blocks(args.num_tiles / args.share, out);
   args.little = has_little_memory(storage, widest, fused_device(out));
-  C10_CUDA_CHECK(run_row_sums(storage, args, stream));
+  run_row_sums(storage, args, on_device.queue());
   return out.to(dtype);
 }
 
 }  // namespace
 
 bool on_tensor_cores(const Tensor& t) {
-  return t.scalar_type() != at::kDouble && device_attribute(cudaDevAttrComputeCapabilityMajor, t.get_device()) >= 8;
+  return t.scalar_type() != at::kDouble && device_attribute(jit::Attribute::capability_major, t.get_device()) >= 8;
 }
 
 bool has_vectors(const Tensor& t, int64_t width) {
@@ -175,15 +176,15 @@ Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_w
   args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
   const Tensor products = products_of(pieces, w.size(2), x.options());
   args.out = products.mutable_data_ptr();
-  const auto stream = c10::cuda::getCurrentCUDAStream();
+  const OnDevice on_device(x.device());
   if (takes_short_pieces(args, pieces, x)) {
     args.share = tiles_of_chunk(args.pieces.count, x);
     const Tensor scratch = at::empty({short_products_scratch(args)}, x.options().dtype(at::kByte));
-    C10_CUDA_CHECK(run_short_products(args, scratch.mutable_data_ptr(), static_cast<int>(processors(x)), stream));
+    run_short_products(args, scratch.mutable_data_ptr(), static_cast<int>(processors(x)), on_device.queue());
   } else {
     args.share = tiles_of_block(args.pieces.count, x);
     args.few = few_blocks(num_tiles(args.pieces.count, args.pieces.types, args.share), x);
-    C10_CUDA_CHECK(run_piece_products(storage_of(x.scalar_type()), args, stream));
+    run_piece_products(storage_of(x.scalar_type()), args, on_device.queue());
   }
   return row_sums(products, pieces, num_dst, dtype, added);
 }
@@ -211,7 +212,7 @@ OwnGradients own_gradients(const Tensor& grad, const Tensor& own, at::ScalarType
     found.partial = at::empty({(tiles + args.share - 1) / args.share, size}, grad.options().dtype(at::kFloat));
     args.partial = found.partial.mutable_data_ptr<float>();
   }
-  C10_CUDA_CHECK(run_own_gradients(storage_of(dtype), args, c10::cuda::getCurrentCUDAStream()));
+  run_own_gradients(storage_of(dtype), args, OnDevice(grad.device()).queue());
   return found;
 }
 
@@ -219,7 +220,7 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
                                const Pieces& pieces, const FusedNeeds& needs, const Tensor& root,
                                const OwnGradients& own) {
   FusedGradients found;
-  const auto stream = c10::cuda::getCurrentCUDAStream();
+  const OnDevice on_device(x.device());
   const Tensor w = typed_matrix(weight, x.scalar_type());
   const OptTensor edge_weight = contiguous(given_weight);
   const int64_t size = w.size(1) * w.size(2);
@@ -253,9 +254,9 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
     }
     if (by_warps) {
       const Tensor scratch = at::empty({short_gradients_scratch(args)}, x.options().dtype(at::kByte));
-      C10_CUDA_CHECK(run_short_gradients(args, scratch.mutable_data_ptr(), stream));
+      run_short_gradients(args, scratch.mutable_data_ptr(), on_device.queue());
     } else {
-      C10_CUDA_CHECK(run_piece_gradients(storage_of(x.scalar_type()), args, stream));
+      run_piece_gradients(storage_of(x.scalar_type()), args, on_device.queue());
     }
   }
   if (needs.rows) {
@@ -278,7 +279,7 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
     }
   }
   if (adding.partial || adding.own_partial) {
-    C10_CUDA_CHECK(run_add_gradients(storage_of(x.scalar_type()), adding, stream));
+    run_add_gradients(storage_of(x.scalar_type()), adding, on_device.queue());
   }
   return found;
 }

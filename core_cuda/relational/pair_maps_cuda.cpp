@@ -52,10 +52,10 @@ struct PairWeights {
   static TypedMatrices<void> written(const Tensor& t) { return {t.mutable_data_ptr(), t.stride(0), t.stride(1)}; }
 
   // The joined matrices [types, 2 * heads, K, M], in the dtype of the rows.
-  Tensor together(const Tensor& rows, cudaStream_t stream) {
+  Tensor together(const Tensor& rows, const jit::Queue& queue) {
     Tensor out = at::empty({keys.size(0), 2 * keys.size(1), keys.size(2), keys.size(3)}, rows.options());
     args.out = out.mutable_data_ptr();
-    C10_CUDA_CHECK(run_pair_weights(storage_of(rows.scalar_type()), args, stream));
+    run_pair_weights(storage_of(rows.scalar_type()), args, queue);
     return out;
   }
 };
@@ -77,7 +77,7 @@ std::tuple<Tensor, Tensor> pair_maps(const PairMapsCall& in, bool joined) {
   const int64_t width = in.k_weight.size(1) * in.k_weight.size(3);
   const Tensor out = at::empty({in.pairs(), 2 * width}, in.k.options());
   rows->ids = pairs.indices;
-  multiply(*rows, PairWeights(in).together(in.k, on_device.stream()), pairs.type_ptr, {out});
+  multiply(*rows, PairWeights(in).together(in.k, on_device.queue()), pairs.type_ptr, {out});
   return {out.narrow(1, 0, width), out.narrow(1, width, width)};
 }
 
@@ -91,7 +91,7 @@ Tensor pair_dot_attention(const PairDotCall& in) {
   const int64_t heads = in.heads(), width = maps.k_weight.size(3);
   PairWeights matrices(maps);
   matrices.args.factor = static_cast<float>(in.coefficient);
-  const Tensor weights = matrices.together(maps.k, on_device.stream());
+  const Tensor weights = matrices.together(maps.k, on_device.queue());
   const Tensor rows = at::empty({in.maps.pairs(), heads, width}, maps.k.options());
   const auto make = [&](const Tensor& of, int64_t first) {
     multiply({of, pairs.indices}, weights.narrow(1, first, heads), pairs.type_ptr, {rows.flatten(1)});
@@ -136,12 +136,12 @@ std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& gr
     };
     make(kKeyWeight, weights.keys, args.of_keys), make(kValueWeight, weights.values, args.of_values);
     make(kKeyScale, weights.scale, args.of_scale);
-    C10_CUDA_CHECK(run_pair_weight_gradients(storage_of(in.k.scalar_type()), args, on_device.stream()));
+    run_pair_weight_gradients(storage_of(in.k.scalar_type()), args, on_device.queue());
   }
   if (needs[kPairKeys] || needs[kPairValues]) {
     const bool in_place = kOver && !grads->ids.defined() && multiplies_in_place(in.k, in.k_weight);
     const Tensor apart = in_place ? Tensor() : at::empty({in.pairs(), 2 * width}, in.k.options());
-    multiply(*grads, weights.together(in.k, on_device.stream()).transpose(2, 3), pairs.type_ptr,
+    multiply(*grads, weights.together(in.k, on_device.queue()).transpose(2, 3), pairs.type_ptr,
              in_place ? *grads : Gathered{apart});
     const Tensor of_keys = in_place ? grad_keys : apart.narrow(1, 0, width);
     const Tensor of_values = in_place ? grad_values : apart.narrow(1, width, width);

@@ -1,5 +1,5 @@
-// piece_tiles on CUDA: checks and allocation; the algorithm is in cuda/tiling.cu. The host reads back the number of hub
-// parts once, if there are enough segments for a row to be a hub.
+// piece_tiles on CUDA: checks and allocation; the algorithm is in cuda/tiling.cuh. The host reads back the number of
+// hub parts once, if there are enough segments for a row to be a hub.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
@@ -17,15 +17,15 @@ using at::Tensor;
 using TileArrays = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <class I>
-TileArrays made_tiles(Tiling<I> args, const at::TensorOptions& options, bool splits, cudaStream_t stream) {
+TileArrays made_tiles(Tiling<I> args, const at::TensorOptions& options, bool splits, const jit::Queue& queue) {
   const auto empty = [&](int64_t size) { return at::empty({size}, options); };
   const auto at_of = [](const Tensor& t) { return t.mutable_data_ptr<I>(); };
   const Tensor type_tiles = empty(args.types + 1), tiles = empty(args.num_tiles());
   args.type_tiles = at_of(type_tiles), args.tiles = at_of(tiles);
-  const bool may_have_hubs = splits && args.num_rows > 0 && is_hub(args.pieces);
+  const bool may_have_hubs = splits && args.num_rows > 0 && edgeless::is_hub(args.pieces);
   Tensor totals;
   if (may_have_hubs) totals = at::empty({2}, options.dtype(at::kLong));
-  C10_CUDA_CHECK(tile_pieces(args, may_have_hubs ? totals.mutable_data_ptr<int64_t>() : nullptr, stream));
+  tile_pieces(args, may_have_hubs ? totals.mutable_data_ptr<int64_t>() : nullptr, queue);
   int64_t added = args.pieces;
   if (may_have_hubs) {
     const Tensor found = totals.cpu();
@@ -40,10 +40,10 @@ TileArrays made_tiles(Tiling<I> args, const at::TensorOptions& options, bool spl
     args.of_rows = at_of(of_rows), args.hub_parts = at_of(hub_parts), args.parts = at_of(parts);
     const auto bytes = static_cast<int64_t>(hubs_scratch<I>(args.num_rows));
     const Tensor scratch = at::empty({bytes}, options.dtype(at::kByte));
-    C10_CUDA_CHECK(split_hubs(args, scratch.mutable_data_ptr(), stream));
+    split_hubs(args, scratch.mutable_data_ptr(), queue);
   }
   const I* ptr = args.num_parts ? args.of_rows : args.by_row;
-  C10_CUDA_CHECK(tile_rows(ptr, args.num_rows, row_tiles.numel(), at_of(row_tiles), stream));
+  tile_rows(ptr, args.num_rows, row_tiles.numel(), at_of(row_tiles), queue);
   return {type_tiles, tiles, row_tiles, of_rows, parts};
 }
 
@@ -56,7 +56,7 @@ TileArrays piece_tiles(const Tensor& type_ptr, const Tensor& rows, const Tensor&
   AT_DISPATCH_INDEX_TYPES(type_ptr.scalar_type(), op, [&] {
     const Tensor of[] = {type_ptr.contiguous(), rows.contiguous(), ptr.contiguous(), by_row.contiguous()};
     const auto args = tiling_of<index_t>(of[0], of[1], of[2], of[3], num_edges);
-    result = made_tiles(args, type_ptr.options(), splits, on_device.stream());
+    result = made_tiles(args, type_ptr.options(), splits, on_device.queue());
   });
   return result;
 }

@@ -69,10 +69,10 @@ void multiply_as_given(const Gathered& x, const Tensor& weight, const Tensor& of
   args.weight = weight.const_data_ptr(), args.weight_row = weight.stride(args.transposed ? 3 : 2);
   args.weight_type = weight.stride(0), args.weight_block = weight.stride(1);
   // Entries per block: enough to amortize loading the weight to shared memory, if there is work for all SMs.
-  const int64_t blocks = 6 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device())};
+  const int64_t blocks = 6 * int64_t{device_attribute(jit::Attribute::multiprocessors, x.rows.get_device())};
   args.share = static_cast<int>(std::clamp<int64_t>(x.count() / blocks / 64 * 64, 128, 1024));
   const auto run = tensor_cores ? run_product : run_any_product;
-  C10_CUDA_CHECK(run(storage_of(weight.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
+  run(storage_of(weight.scalar_type()), args, OnDevice(x.rows.device()).queue());
 }
 
 // Returns whether the rows of row-major matrices, or the columns of column-major ones, are whole 16-byte vectors.
@@ -134,7 +134,7 @@ Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offset
   const int64_t count = x.count(), size = blocks * in * out;
   const int64_t side = tensor_cores ? 64 : 32, of_processor = tensor_cores ? 6 : 2;
   const int64_t tiles = (in + side - 1) / side * ((out + side - 1) / side);
-  const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device());
+  const int64_t processors = device_attribute(jit::Attribute::multiprocessors, x.rows.get_device());
   const int64_t most = std::max<int64_t>(count * blocks * (in + out) / (8 * size), (1 << 18) / size);
   const int64_t chunks =
       std::clamp<int64_t>(of_processor * processors / (tiles * blocks), 1, std::max<int64_t>(most, 1));
@@ -143,7 +143,7 @@ Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offset
   const Tensor partial = at::empty({num_tiles(count, types, args.chunk), size}, x.rows.options().dtype(statistics));
   args.partial = partial.mutable_data_ptr(), args.sums = sums.mutable_data_ptr();
   const auto run = tensor_cores ? run_outer : run_any_outer;
-  C10_CUDA_CHECK(run(storage_of(x.rows.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
+  run(storage_of(x.rows.scalar_type()), args, OnDevice(x.rows.device()).queue());
   return sums;
 }
 

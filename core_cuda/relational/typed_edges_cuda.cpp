@@ -1,6 +1,6 @@
-// typed_edges, typed_means and pairs_of_edges on CUDA: checks and allocation; the algorithms are in cuda/pieces.cu and
-// graph/edge_sort.cu, for few edges in cuda/few_pieces.cu. The host reads back once what depends on the types: whether
-// one is out of range, and the number of segments.
+// typed_edges, typed_means and pairs_of_edges on CUDA: checks and allocation; the algorithms are in cuda/pieces.cuh and
+// graph/edge_sort.cuh, for few edges in cuda/few_pieces.cuh. The host reads back once what depends on the types:
+// whether one is out of range, and the number of segments.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
@@ -36,19 +36,19 @@ I* at_of(const Tensor& t) {
 
 // Writes the stable sort order of keys below num_keys to `order`, and returns the sorted keys.
 template <class I>
-Tensor sorted(const Tensor& keys, int64_t num_keys, I* order, cudaStream_t stream) {
+Tensor sorted(const Tensor& keys, int64_t num_keys, I* order, const jit::Queue& queue) {
   Tensor in_order = at::empty_like(keys);
   const auto bytes = static_cast<int64_t>(sort_scratch<I>(keys.numel(), num_keys));
   const Tensor scratch = at::empty({bytes}, keys.options().dtype(at::kByte));
-  C10_CUDA_CHECK(sort_keys(keys.const_data_ptr<I>(), keys.numel(), num_keys, scratch.mutable_data_ptr(),
-                           at_of<I>(in_order), order, stream));
+  sort_keys(keys.const_data_ptr<I>(), keys.numel(), num_keys, scratch.mutable_data_ptr(), at_of<I>(in_order), order,
+            queue);
   return in_order;
 }
 
 void cut_few(const Tensor& indptr, const Tensor& indices, const Tensor& ids, const Tensor& types, int64_t num_types,
-             int64_t cut, const Tensor& facts, const Arrays& to, cudaStream_t stream) {
+             int64_t cut, const Tensor& facts, const Arrays& to, const jit::Queue& queue) {
   const auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row, count] = to;
-  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, indptr.get_device());
+  const int multiprocessors = device_attribute(jit::Attribute::multiprocessors, indptr.get_device());
   const Tensor scratch = at::empty({few_pieces_scratch(indices.numel(), multiprocessors)}, indptr.options());
   AT_DISPATCH_INDEX_TYPES(types.scalar_type(), "typed_edges", [&] {
     FewTypedArgs<index_t> args;
@@ -62,7 +62,7 @@ void cut_few(const Tensor& indptr, const Tensor& indices, const Tensor& ids, con
     args.type_ptr = at_of<int32_t>(type_ptr), args.piece_rows = at_of<int32_t>(piece_rows);
     args.ptr = at_of<int32_t>(ptr), args.to_indices = at_of<int32_t>(out_indices);
     args.to_ids = at_of<int32_t>(out_ids), args.by_row = at_of<int32_t>(by_row);
-    C10_CUDA_CHECK(cut_few_edges(args, at_of<int32_t>(scratch), multiprocessors, stream));
+    cut_few_edges(args, at_of<int32_t>(scratch), multiprocessors, queue);
   });
 }
 
@@ -73,7 +73,7 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
   constexpr const char* op = "typed_edges";
   check_typed_edges(op, indptr, indices, edge_ids, types, num_types, cut);
   const OnDevice on_device(indptr.device());
-  const cudaStream_t stream = on_device.stream();
+  const jit::Queue& queue = on_device.queue();
   const Tensor pointers = indptr.contiguous(), others = indices.contiguous(), kinds = types.contiguous();
   const Tensor ids = edge_ids ? edge_ids->contiguous() : Tensor();
   const int64_t rows = pointers.numel() - 1, edges = others.numel();
@@ -92,7 +92,7 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
     return *count.const_data_ptr<int64_t>();
   };
   if (few) {
-    cut_few(pointers, others, ids, kinds, num_types, cut, facts, result, stream);
+    cut_few(pointers, others, ids, kinds, num_types, cut, facts, result, queue);
     read_back();
     return result;
   }
@@ -104,19 +104,19 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
     Tensor keys = ids.defined() ? empty(edges) : kinds.to(pointers.scalar_type());
     AT_DISPATCH_INDEX_TYPES(kinds.scalar_type(), op, [&] {
       const index_t* of = kinds.const_data_ptr<index_t>();
-      C10_CUDA_CHECK(check_ids(of, edges, num_types, bad, stream));
-      if (of_ids) C10_CUDA_CHECK(permute(of, of_ids, edges, at_of<I>(keys), stream));
+      check_ids(of, edges, num_types, bad, queue);
+      if (of_ids) permute(of, of_ids, edges, at_of<I>(keys), queue);
     });
     const Tensor order = empty(edges), row_of_edge = empty(edges), sorted_rows = empty(edges);
-    const Tensor in_order = sorted<I>(keys, num_types, at_of<I>(order), stream), type_begins = empty(num_types + 1);
-    C10_CUDA_CHECK(expand_rows(pointers.const_data_ptr<I>(), rows, edges, at_of<I>(row_of_edge), stream));
+    const Tensor in_order = sorted<I>(keys, num_types, at_of<I>(order), queue), type_begins = empty(num_types + 1);
+    expand_rows(pointers.const_data_ptr<I>(), rows, edges, at_of<I>(row_of_edge), queue);
     ArrangeArgs<I> arrange;
     arrange.order = order.const_data_ptr<I>(), arrange.rows = row_of_edge.const_data_ptr<I>();
     arrange.indices = others.const_data_ptr<I>(), arrange.edge_ids = of_ids, arrange.edges = edges;
     arrange.to_rows = at_of<I>(sorted_rows), arrange.to_indices = at_of<I>(out_indices);
     arrange.to_ids = at_of<I>(out_ids);
-    C10_CUDA_CHECK(arrange_edges(arrange, stream));
-    C10_CUDA_CHECK(row_pointers(in_order.const_data_ptr<I>(), edges, num_types, at_of<I>(type_begins), stream));
+    arrange_edges(arrange, queue);
+    row_pointers(in_order.const_data_ptr<I>(), edges, num_types, at_of<I>(type_begins), queue);
     PiecesArgs<I> args;
     args.types = in_order.const_data_ptr<I>(), args.rows = sorted_rows.const_data_ptr<I>();
     args.type_begins = type_begins.const_data_ptr<I>();
@@ -127,12 +127,12 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
     args.count = facts.mutable_data_ptr<int64_t>() + 1;
     const Tensor scratch =
         at::empty({static_cast<int64_t>(pieces_scratch<I>(edges))}, pointers.options().dtype(at::kByte));
-    C10_CUDA_CHECK(cut_into_pieces(args, scratch.mutable_data_ptr(), stream));
+    cut_into_pieces(args, scratch.mutable_data_ptr(), queue);
     const int64_t pieces = read_back();
     I* by_rows = at_of<I>(by_row) + rows + 1;
-    const Tensor of_pieces = sorted<I>(piece_rows.narrow(0, 0, pieces), rows, by_rows, stream);
-    C10_CUDA_CHECK(row_pointers(of_pieces.const_data_ptr<I>(), pieces, rows, at_of<I>(by_row), stream));
-    C10_CUDA_CHECK(cudaMemsetAsync(by_rows + pieces, 0, (edges - pieces) * sizeof(I), stream));
+    const Tensor of_pieces = sorted<I>(piece_rows.narrow(0, 0, pieces), rows, by_rows, queue);
+    row_pointers(of_pieces.const_data_ptr<I>(), pieces, rows, at_of<I>(by_row), queue);
+    if (pieces < edges) jit::clear(queue, by_rows + pieces, (edges - pieces) * sizeof(I));
   });
   return result;
 }
@@ -151,7 +151,7 @@ Tensor typed_means(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr
       args.edge_ids = edge_ids ? at(*edge_ids) : nullptr;
       args.num_types = type_ptr.numel() - 1, args.most_pieces = rows.numel();
       args.means = means.mutable_data_ptr<scalar_t>();
-      C10_CUDA_CHECK(run_means(args, on_device.stream()));
+      run_means(args, on_device.queue());
     });
   });
   return means;
@@ -163,8 +163,8 @@ Tensor pairs_of_edges(const Tensor& ptr, const Tensor& edge_ids) {
   const OnDevice on_device(ptr.device());
   const Tensor begins = ptr.contiguous(), ids = edge_ids.contiguous(), pairs = at::empty_like(ids);
   AT_DISPATCH_INDEX_TYPES(ids.scalar_type(), op, [&] {
-    C10_CUDA_CHECK(run_pairs(begins.const_data_ptr<index_t>(), begins.numel() - 1, ids.const_data_ptr<index_t>(),
-                             ids.numel(), at_of<index_t>(pairs), on_device.stream()));
+    run_pairs(begins.const_data_ptr<index_t>(), begins.numel() - 1, ids.const_data_ptr<index_t>(), ids.numel(),
+              at_of<index_t>(pairs), on_device.queue());
   });
   return pairs;
 }

@@ -20,7 +20,7 @@ constexpr int64_t kLeast = 64;  // least entries per chunk
 
 // Entries per chunk, such that every SM gets several blocks.
 int chunk_of(int64_t entries, int device) {
-  const int64_t wanted = 8 * device_attribute(cudaDevAttrMultiProcessorCount, device);
+  const int64_t wanted = 8 * device_attribute(jit::Attribute::multiprocessors, device);
   return static_cast<int>(std::clamp<int64_t>((entries + wanted - 1) / wanted, kLeast, INT_MAX / 2));
 }
 
@@ -50,7 +50,7 @@ Tensor typed_sums(const Tensor& given, const Tensor& given_offsets) {
   TypedRowsArgs args = args_of(x, offsets, {});
   const Tensor partial = partial_of(args, x);
   args.grad = x.const_data_ptr(), args.partial = partial.mutable_data_ptr(), args.sums = sums.mutable_data_ptr();
-  C10_CUDA_CHECK(run_typed_sums(storage_of(x.scalar_type()), args, on_device.stream()));
+  run_typed_sums(storage_of(x.scalar_type()), args, on_device.queue());
   return sums;
 }
 
@@ -67,7 +67,7 @@ Tensor typed_blend(const Tensor& given_y, const Tensor& given_x, const Tensor& g
   TypedRowsArgs args = args_of(y, offsets, rows);
   args.y = y.const_data_ptr(), args.x = x.const_data_ptr(), args.alpha = alpha.const_data_ptr();
   args.out_y = out.mutable_data_ptr();
-  C10_CUDA_CHECK(run_typed_blend(storage_of(y.scalar_type()), args, on_device.stream()));
+  run_typed_blend(storage_of(y.scalar_type()), args, on_device.queue());
   return out;
 }
 
@@ -97,7 +97,7 @@ std::vector<Tensor> typed_blend_backward(const Tensor& given_grad, const Tensor&
   const Tensor partial = needs[2] ? partial_of(args, y) : Tensor();
   if (needs[2]) args.partial = partial.mutable_data_ptr(), args.sums = results[2].mutable_data_ptr();
   args.total = true;
-  C10_CUDA_CHECK(run_typed_sums(storage_of(y.scalar_type()), args, on_device.stream()));
+  run_typed_sums(storage_of(y.scalar_type()), args, on_device.queue());
   return results;
 }
 

@@ -1,86 +1,66 @@
 #include "cusparse_engine.h"
 
-#include "cusparse_plans.h"
-#include "cusparse_refusal.h"
-
-#if __has_include(<cusparse.h>)
 #include <ATen/ATen.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
-#include <cusparse.h>
 
 #include "../common/launch.h"
 #include "../common/storage_of.h"
 #include "cuda/edge_values.h"
-
-// libtorch_cuda, which this extension is linked to, loads cuSPARSE; the linker need not find it. Weak symbols are null
-// where it is missing at run time, and the extension can still be imported.
-#pragma weak cusparseCreateCsr
-#pragma weak cusparseCreateDnMat
-#pragma weak cusparseDestroyDnMat
-#pragma weak cusparseDestroySpMat
-#pragma weak cusparseDnMatSetValues
-#pragma weak cusparseGetErrorString
-#pragma weak cusparseSDDMM
-#pragma weak cusparseSDDMM_bufferSize
-#pragma weak cusparseSDDMM_preprocess
-#pragma weak cusparseSpMatSetValues
-#pragma weak cusparseSpMM
-#pragma weak cusparseSpMM_bufferSize
-
-// Declared here because ATen/cuda/CUDAContext.h includes the headers of cuBLAS and cuSOLVER.
-namespace at::cuda {
-cusparseHandle_t getCurrentCUDASparseHandle();
-}
+#include "cusparse_library.h"
+#include "cusparse_plans.h"
+#include "cusparse_refusal.h"
 
 namespace edgeless {
 namespace {
 
-bool is_capturing() { return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None; }
+bool is_capturing(const jit::Queue& queue) {
+  const jit::Driver& driver = jit::Driver::get();
+  driver.enter(queue.device);
+  return driver.is_capturing(queue.stream);
+}
 
 }  // namespace
 
 const char* cusparse_library_refusal() {
-  return &cusparseSpMM == nullptr ? "torch has not loaded the library" : nullptr;
+  const std::string& refusal = cusparse::library().refusal;
+  return refusal.empty() ? nullptr : refusal.c_str();
 }
 
 const char* cusparse_capture_refusal(Engine engine, const at::Tensor& x) {
   if (!cusparse_waits(engine, x.element_size())) return nullptr;
   const OnDevice on_device(x.device());
-  return is_capturing() ? "a CUDA graph is captured, and the library may wait for the GPU in a product of float32 or "
-                          "float64 by CSR_ALG3"
-                        : nullptr;
+  return is_capturing(on_device.queue())
+             ? "a CUDA graph is captured, and the library may wait for the GPU in a product of float32 or "
+               "float64 by CSR_ALG3"
+             : nullptr;
 }
 
 namespace cuda {
 namespace {
 
 using at::Tensor;
+using cusparse::check;
+using cusparse::kAsIs;
+using cusparse::kTransposed;
+using cusparse::library;
 
-#define CUSPARSE_CHECK(call)                                                                               \
-  do {                                                                                                     \
-    const cusparseStatus_t status = call;                                                                  \
-    TORCH_CHECK(status == CUSPARSE_STATUS_SUCCESS, "edgeless: cuSPARSE: ", cusparseGetErrorString(status), \
-                " in " #call);                                                                             \
-  } while (false)
-
-cudaDataType data_type(at::ScalarType t) {
+int data_type(at::ScalarType t) {
   switch (t) {
-    case at::kDouble: return CUDA_R_64F;
-    case at::kHalf: return CUDA_R_16F;
-    case at::kBFloat16: return CUDA_R_16BF;
-    default: return CUDA_R_32F;
+    case at::kDouble: return cusparse::kDouble;
+    case at::kHalf: return cusparse::kHalf;
+    case at::kBFloat16: return cusparse::kBfloat16;
+    default: return cusparse::kFloat;
   }
 }
 
 struct CsrPlan : CusparsePlan {
-  cusparseSpMatDescr_t matrix = nullptr;
-  cusparseDnMatDescr_t gathered = nullptr, rows = nullptr;  // one row per column and per row of the matrix
-  bool known = true;                                        // whether the library has a kernel for the call
+  cusparse::Sparse matrix = nullptr;
+  cusparse::Dense gathered = nullptr, rows = nullptr;  // one row per column and per row of the matrix
+  bool known = true;                                   // whether the library has a kernel for the call
 
   ~CsrPlan() override {
-    if (matrix) cusparseDestroySpMat(matrix);
-    if (gathered) cusparseDestroyDnMat(gathered);
-    if (rows) cusparseDestroyDnMat(rows);
+    if (matrix) library().destroy_sparse(matrix);
+    if (gathered) library().destroy_dense(gathered);
+    if (rows) library().destroy_dense(rows);
   }
 };
 
@@ -90,17 +70,18 @@ struct Call {
   Tensor values;          // the matrix values; for SDDMM the output
   Tensor gathered, rows;  // [columns, F], [rows, F]
   bool sampled;
-  cusparseSpMMAlg_t algorithm;
+  int algorithm;  // of SpMM
 
-  cudaDataType compute() const { return values.scalar_type() == at::kDouble ? CUDA_R_64F : CUDA_R_32F; }
+  int compute() const { return values.scalar_type() == at::kDouble ? cusparse::kDouble : cusparse::kFloat; }
 };
 
 int64_t row_stride(const Tensor& t) { return t.is_contiguous() ? t.size(1) : t.stride(0); }
 
-cusparseDnMatDescr_t dense(const Tensor& t) {
-  cusparseDnMatDescr_t found = nullptr;
-  CUSPARSE_CHECK(cusparseCreateDnMat(&found, t.size(0), t.size(1), row_stride(t), t.data_ptr(),
-                                     data_type(t.scalar_type()), CUSPARSE_ORDER_ROW));
+cusparse::Dense dense(const Tensor& t) {
+  cusparse::Dense found = nullptr;
+  check(library().create_dense(&found, t.size(0), t.size(1), row_stride(t), t.data_ptr(), data_type(t.scalar_type()),
+                               cusparse::kByRows),
+        "cusparseCreateDnMat");
   return found;
 }
 
@@ -109,57 +90,62 @@ struct Factors {
   float one = 1, zero = 0;
   double wide_one = 1, wide_zero = 0;
 
-  const void* alpha(const Call& call) const { return call.compute() == CUDA_R_64F ? (const void*)&wide_one : &one; }
-  const void* beta(const Call& call) const { return call.compute() == CUDA_R_64F ? (const void*)&wide_zero : &zero; }
+  const void* alpha(const Call& call) const {
+    return call.compute() == cusparse::kDouble ? (const void*)&wide_one : &one;
+  }
+  const void* beta(const Call& call) const {
+    return call.compute() == cusparse::kDouble ? (const void*)&wide_zero : &zero;
+  }
 };
 
-constexpr auto kAsIs = CUSPARSE_OPERATION_NON_TRANSPOSE, kTransposed = CUSPARSE_OPERATION_TRANSPOSE;
-constexpr auto kSampled = CUSPARSE_SDDMM_ALG_DEFAULT;
-
 // Makes descriptors and a workspace and, with `prepared`, preprocesses the matrix. Only SDDMM is preprocessed: after
-// cusparseSpMM_preprocess, CUSPARSE_SPMM_CSR_ALG3 of CUDA 13.0 gives wrong sums.
-std::shared_ptr<CsrPlan> make_plan(cusparseHandle_t handle, const Call& call, bool prepared) {
+// cusparseSpMM_preprocess, CSR_ALG3 of CUDA 13.0 gives wrong sums.
+std::shared_ptr<CsrPlan> make_plan(cusparse::Handle handle, const Call& call, bool prepared) {
   auto plan = std::make_shared<CsrPlan>();
   const Tensor &indptr = call.csr[0], &indices = call.csr[1];
-  const auto index = indptr.scalar_type() == at::kLong ? CUSPARSE_INDEX_64I : CUSPARSE_INDEX_32I;
-  CUSPARSE_CHECK(cusparseCreateCsr(&plan->matrix, call.rows.size(0), call.gathered.size(0), indices.size(0),
-                                   indptr.data_ptr(), indices.data_ptr(), call.values.data_ptr(), index, index,
-                                   CUSPARSE_INDEX_BASE_ZERO, data_type(call.values.scalar_type())));
+  const int index = indptr.scalar_type() == at::kLong ? cusparse::kInt64 : cusparse::kInt32;
+  check(library().create_csr(&plan->matrix, call.rows.size(0), call.gathered.size(0), indices.size(0),
+                             indptr.data_ptr(), indices.data_ptr(), call.values.data_ptr(), index, index,
+                             cusparse::kFromZero, data_type(call.values.scalar_type())),
+        "cusparseCreateCsr");
   plan->gathered = dense(call.gathered), plan->rows = dense(call.rows);
   const Factors factors;
   const void *alpha = factors.alpha(call), *beta = factors.beta(call);
   size_t bytes = 0;
-  const cusparseStatus_t status =
-      call.sampled ? cusparseSDDMM_bufferSize(handle, kAsIs, kTransposed, alpha, plan->rows, plan->gathered, beta,
-                                              plan->matrix, call.compute(), kSampled, &bytes)
-                   : cusparseSpMM_bufferSize(handle, kAsIs, kAsIs, alpha, plan->matrix, plan->gathered, beta,
-                                             plan->rows, call.compute(), call.algorithm, &bytes);
-  if (status == CUSPARSE_STATUS_NOT_SUPPORTED) {
+  const int status =
+      call.sampled ? library().sddmm_buffer_size(handle, kAsIs, kTransposed, alpha, plan->rows, plan->gathered, beta,
+                                                 plan->matrix, call.compute(), cusparse::kUsualSampled, &bytes)
+                   : library().spmm_buffer_size(handle, kAsIs, kAsIs, alpha, plan->matrix, plan->gathered, beta,
+                                                plan->rows, call.compute(), call.algorithm, &bytes);
+  if (status == cusparse::kNotSupported) {
     plan->known = false;
     return plan;
   }
-  CUSPARSE_CHECK(status);
+  check(status, call.sampled ? "cusparseSDDMM_bufferSize" : "cusparseSpMM_bufferSize");
   plan->workspace = at::empty({static_cast<int64_t>(std::max<size_t>(bytes, 16))}, indptr.options().dtype(at::kByte));
   if (prepared && call.sampled) {
-    CUSPARSE_CHECK(cusparseSDDMM_preprocess(handle, kAsIs, kTransposed, alpha, plan->rows, plan->gathered, beta,
-                                            plan->matrix, call.compute(), kSampled, plan->workspace.data_ptr()));
+    check(library().sddmm_preprocess(handle, kAsIs, kTransposed, alpha, plan->rows, plan->gathered, beta, plan->matrix,
+                                     call.compute(), cusparse::kUsualSampled, plan->workspace.data_ptr()),
+          "cusparseSDDMM_preprocess");
   }
   return plan;
 }
 
-void run_plan(cusparseHandle_t handle, const CsrPlan& plan, const Call& call) {
-  CUSPARSE_CHECK(cusparseSpMatSetValues(plan.matrix, call.values.data_ptr()));
-  CUSPARSE_CHECK(cusparseDnMatSetValues(plan.gathered, call.gathered.data_ptr()));
-  CUSPARSE_CHECK(cusparseDnMatSetValues(plan.rows, call.rows.data_ptr()));
+void run_plan(cusparse::Handle handle, const CsrPlan& plan, const Call& call) {
+  check(library().set_sparse_values(plan.matrix, call.values.data_ptr()), "cusparseSpMatSetValues");
+  check(library().set_dense_values(plan.gathered, call.gathered.data_ptr()), "cusparseDnMatSetValues");
+  check(library().set_dense_values(plan.rows, call.rows.data_ptr()), "cusparseDnMatSetValues");
   const Factors factors;
   const void *alpha = factors.alpha(call), *beta = factors.beta(call);
   void* const room = plan.workspace.data_ptr();
   if (call.sampled) {
-    CUSPARSE_CHECK(cusparseSDDMM(handle, kAsIs, kTransposed, alpha, plan.rows, plan.gathered, beta, plan.matrix,
-                                 call.compute(), kSampled, room));
+    check(library().sddmm(handle, kAsIs, kTransposed, alpha, plan.rows, plan.gathered, beta, plan.matrix,
+                          call.compute(), cusparse::kUsualSampled, room),
+          "cusparseSDDMM");
   } else {
-    CUSPARSE_CHECK(cusparseSpMM(handle, kAsIs, kAsIs, alpha, plan.matrix, plan.gathered, beta, plan.rows,
-                                call.compute(), call.algorithm, room));
+    check(library().spmm(handle, kAsIs, kAsIs, alpha, plan.matrix, plan.gathered, beta, plan.rows, call.compute(),
+                         call.algorithm, room),
+          "cusparseSpMM");
   }
 }
 
@@ -167,13 +153,13 @@ void run_plan(cusparseHandle_t handle, const CsrPlan& plan, const Call& call) {
 class Session {
  public:
   explicit Session(at::TensorList csr)
-      : on_device_(csr[0].device()), plans_(plans_of(csr)), csr_(csr), handle_(at::cuda::getCurrentCUDASparseHandle()) {
-    keeps_ = plans_ && !is_capturing();
+      : on_device_(csr[0].device()), plans_(plans_of(csr)), csr_(csr), handle_(cusparse::handle_for(queue())) {
+    keeps_ = plans_ && !is_capturing(queue());
     if (plans_) lock_ = std::unique_lock(plans_->mutex);
     side_ = {csr[0].data_ptr(), csr[1].data_ptr(), version_of(csr[0]) + version_of(csr[1])};
   }
 
-  cudaStream_t stream() const { return on_device_.stream(); }
+  const jit::Queue& queue() const { return on_device_.queue(); }
 
   // The matrix values as `dtype`, cached where they do not depend on edge weights.
   template <class A>
@@ -185,7 +171,7 @@ class Session {
     int64_t version = 0;
     for (const OptTensor& scale : {row_scale, column_scale}) version += scale ? version_of(*scale) : 0;
     const auto address = [](const OptTensor& t) { return t ? t->unsafeGetTensorImpl() : nullptr; };
-    const ValuesKey key{side_, address(row_scale), address(column_scale), version, dtype, stream()};
+    const ValuesKey key{side_, address(row_scale), address(column_scale), version, dtype, queue().stream};
     if (const Tensor* found = plans_->values.find(key)) return *found;
     ++plans_->misses;
     return plans_->values.keep(key, make_values<A>(dtype, weight, row_scale, column_scale));
@@ -200,13 +186,13 @@ class Session {
     const Tensor& out = call.sampled ? call.values : call.rows;
     const PlanKey key{side_,
                       call.sampled,
-                      static_cast<int>(call.algorithm),
+                      call.algorithm,
                       call.gathered.scalar_type(),
                       out.scalar_type(),
                       call.gathered.size(1),
                       row_stride(call.gathered),
                       row_stride(call.rows),
-                      stream()};
+                      queue().stream};
     const auto* found = plans_->plans.find(key);
     ++(found ? plans_->hits : plans_->misses);
     if (!found) found = &plans_->plans.keep(key, make_plan(handle_, call, true));
@@ -240,8 +226,7 @@ class Session {
     Tensor values = at::empty({csr_[1].size(0)}, options);
     std::vector<Tensor> hold;
     const auto args = edges<A>(weight, row_scale, column_scale, hold);
-    C10_CUDA_CHECK(spmm::fill_edge_values(args, storage_of(dtype), csr_[0].scalar_type() == at::kLong,
-                                          values.data_ptr(), stream()));
+    spmm::fill_edge_values(args, storage_of(dtype), csr_[0].scalar_type() == at::kLong, values.data_ptr(), queue());
     return values;
   }
 
@@ -249,7 +234,7 @@ class Session {
   std::shared_ptr<CusparsePlans> plans_;
   std::unique_lock<std::mutex> lock_;  // declared after plans_, so that it is released before them
   at::TensorList csr_;
-  cusparseHandle_t handle_;
+  cusparse::Handle handle_;
   bool keeps_;
   SideKey side_;
 };
@@ -269,7 +254,7 @@ bool cusparse_spmm(Engine engine, const Tensor& x, const OptTensor& weight, cons
                    const OptTensor& dst_scale, at::TensorList csr, const Tensor& out) {
   const Tensor gathered = dense_rows(x);
   // ALG3 is the only CSR algorithm that the library documents as bitwise reproducible.
-  const auto algorithm = engine == Engine::cusparse_alg2 ? CUSPARSE_SPMM_CSR_ALG2 : CUSPARSE_SPMM_CSR_ALG3;
+  const int algorithm = engine == Engine::cusparse_alg2 ? cusparse::kCsrAlgorithm2 : cusparse::kCsrAlgorithm3;
   return with_arithmetic(x.scalar_type(), [&](auto zero) {
     Session session(csr);
     const Tensor values = session.values<decltype(zero)>(x.scalar_type(), weight, dst_scale, src_scale);
@@ -290,35 +275,11 @@ bool cusparse_sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_s
     if (in_place) return true;
     std::vector<Tensor> hold;
     const auto args = session.edges<A>({}, dst_scale, src_scale, hold);
-    C10_CUDA_CHECK(spmm::place_products(args, csr[0].scalar_type() == at::kLong, by_position.data_ptr<A>(),
-                                        products.data_ptr<A>(), session.stream()));
+    const A* const sampled = by_position.data_ptr<A>();
+    spmm::place_products(args, csr[0].scalar_type() == at::kLong, sampled, products.data_ptr<A>(), session.queue());
     return true;
   });
 }
 
 }  // namespace cuda
 }  // namespace edgeless
-
-#else
-
-namespace edgeless {
-
-const char* cusparse_library_refusal() { return "this build of edgeless was made without the header cusparse.h"; }
-const char* cusparse_capture_refusal(Engine, const at::Tensor&) { return nullptr; }
-
-namespace cuda {
-
-bool cusparse_spmm(Engine, const at::Tensor&, const OptTensor&, const OptTensor&, const OptTensor&, at::TensorList,
-                   const at::Tensor&) {
-  return false;
-}
-
-bool cusparse_sddmm(const at::Tensor&, const at::Tensor&, const OptTensor&, const OptTensor&, at::TensorList,
-                    const at::Tensor&) {
-  return false;
-}
-
-}  // namespace cuda
-}  // namespace edgeless
-
-#endif

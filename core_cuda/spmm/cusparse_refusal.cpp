@@ -18,11 +18,6 @@ const char* graph_refusal(at::TensorList csr) {
 
 }  // namespace
 
-#ifndef EDGELESS_WITH_CUDA
-const char* cusparse_library_refusal() { return "this build of edgeless has no CUDA kernels"; }
-const char* cusparse_capture_refusal(Engine, const at::Tensor&) { return nullptr; }
-#endif
-
 const char* cusparse_spmm_refusal(Engine engine, const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
   if (!x.is_cuda()) return "the tensors are not on a GPU";
   if (const char* refusal = cusparse_library_refusal()) return refusal;

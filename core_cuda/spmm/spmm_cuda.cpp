@@ -96,10 +96,10 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
                                                  args.plan.slice_vectors * int64_t(bytes));
     if (by_edge && (slices || orders)) {
       values = at::empty({args.graph.num_edges}, x.options().dtype(statistics));
-      C10_CUDA_CHECK(fill_values(args, values.data_ptr<A>(), on_device.stream()));
+      fill_values(args, values.data_ptr<A>(), on_device.queue());
       args.values = values.data_ptr<A>();
     }
-    C10_CUDA_CHECK(run_spmm(storage_of(x.scalar_type()), wide_index, bytes / 4, args, on_device.stream()));
+    run_spmm(storage_of(x.scalar_type()), wide_index, bytes / 4, args, on_device.queue());
     return 0;
   });
 }
@@ -163,7 +163,7 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
     args.vectors = static_cast<int>(columns.size(2) * columns.element_size() / 16);
     while (args.team_log2 < 5 && (1 << args.team_log2) < args.vectors) ++args.team_log2;
     args.edges_of_block = sampled_edges_of_block(args.graph.num_edges);
-    C10_CUDA_CHECK(run_sddmm(storage_of(kind), csr[0].scalar_type() == at::kLong, args, on_device.stream()));
+    run_sddmm(storage_of(kind), csr[0].scalar_type() == at::kLong, args, on_device.queue());
     return 0;
   });
   return products;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../attention/cuda/args.h"
+#include "../jit/queue.h"
 #include "kept_blocks.h"
 
 namespace edgeless::cuda {
@@ -11,6 +12,6 @@ namespace edgeless::cuda {
 bool runs_on_blocks(const AttentionCall& in, bool backward);
 
 // Runs one pass with the arguments of the rowsplit kernels. by_dst writes args.delta, which by_src reads.
-void run_on_blocks(Pass pass, const AttentionCall& in, const Args<float>& args, cudaStream_t stream);
+void run_on_blocks(Pass pass, const AttentionCall& in, const Args<float>& args, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda

@@ -23,10 +23,10 @@ bool runs_on_blocks(const AttentionCall& in, bool backward) {
       decided_engine(chosen_engine(), in.graph.csr, op, in.rows(), in.heads() * in.dim(), false, in.dim());
   if (engine != Engine::wsb && engine != Engine::automatic) return false;
   const bool chosen = engine == Engine::wsb ? !wsb_refusal(in, backward) : blocks_pay(in, backward);
-  return chosen && device_attribute(cudaDevAttrComputeCapabilityMajor, in.dst.get_device()) >= 8;
+  return chosen && device_attribute(jit::Attribute::capability_major, in.dst.get_device()) >= 8;
 }
 
-void run_on_blocks(Pass pass, const AttentionCall& in, const Args<float>& args, cudaStream_t stream) {
+void run_on_blocks(Pass pass, const AttentionCall& in, const Args<float>& args, const jit::Queue& queue) {
   const bool by_src = pass == Pass::by_src;
   const at::TensorList arrays = by_src ? in.graph.csc : in.graph.csr;
   const auto side = blocks_of(arrays);
@@ -47,7 +47,7 @@ void run_on_blocks(Pass pass, const AttentionCall& in, const Args<float>& args, 
   const auto which = by_src                 ? wsb::DotPass::by_src
                      : pass == Pass::by_dst ? wsb::DotPass::by_dst
                                             : wsb::DotPass::forward;
-  C10_CUDA_CHECK(wsb::run_dot(which, storage_of(in.rows()), static_cast<int>(in.dim()), to, stream));
+  wsb::run_dot(which, storage_of(in.rows()), static_cast<int>(in.dim()), to, queue);
 }
 
 }  // namespace edgeless::cuda

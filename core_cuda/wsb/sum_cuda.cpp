@@ -7,6 +7,7 @@
 #include "../common/storage_of.h"
 #include "../common/vector_rows.h"
 #include "blocks_cuda.h"
+#include "cuda/sum.h"
 
 namespace edgeless::cuda {
 namespace {
@@ -19,13 +20,13 @@ Tensor rows_of(const Tensor& x) {
 }
 
 // Rows times their scale, rounded to 16 bits as PyTorch rounds the product.
-Tensor scaled_rows(const Tensor& x, const Tensor& scale, cudaStream_t stream) {
+Tensor scaled_rows(const Tensor& x, const Tensor& scale, const jit::Queue& queue) {
   Tensor out = at::empty(x.sizes(), x.options());
   wsb::ScaleArgs args;
   args.x = static_cast<const char*>(x.const_data_ptr()), args.x_row = x.stride(0) * x.element_size();
   args.rows = x.size(0), args.vectors = static_cast<int>(x.size(1) / 8);
   args.scale = scale.const_data_ptr<float>(), args.out = static_cast<char*>(out.data_ptr());
-  C10_CUDA_CHECK(wsb::run_scale(storage_of(x.scalar_type()), args, stream));
+  wsb::run_scale(storage_of(x.scalar_type()), args, queue);
   return out;
 }
 
@@ -33,11 +34,11 @@ Tensor scaled_rows(const Tensor& x, const Tensor& scale, cudaStream_t stream) {
 
 bool wsb_spmm(const Tensor& x, const OptTensor& src_scale, const OptTensor& dst_scale, at::TensorList csr,
               const Tensor& out) {
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor, x.get_device()) < 8) return false;
+  if (device_attribute(jit::Attribute::capability_major, x.get_device()) < 8) return false;
   const auto side = blocks_of(csr);
   const OnDevice on_device(x.device());
   Tensor rows = rows_of(x);
-  if (src_scale) rows = scaled_rows(rows, src_scale->contiguous(), on_device.stream());
+  if (src_scale) rows = scaled_rows(rows, src_scale->contiguous(), on_device.queue());
   wsb::SumArgs args;
   args.blocks = blocks_as_kernels_read(*side);
   args.graph = compressed_graph(csr);
@@ -51,11 +52,12 @@ bool wsb_spmm(const Tensor& x, const OptTensor& src_scale, const OptTensor& dst_
   // An SM holds sixteen warps. Warps share windows where each would otherwise get fewer than sixteen, since the last
   // wave would leave SMs idle.
   const int64_t warps = args.blocks.windows * ((args.vectors + 7) / 8);
-  args.shared_windows = warps < 16 * 16 * device_attribute(cudaDevAttrMultiProcessorCount, device);
+  args.shared_windows = warps < 16 * 16 * device_attribute(jit::Attribute::multiprocessors, device);
   // Feature tiles of 64 elements come first where such a tile of all of x fits in L2; else windows come first, so that
   // L2 holds whole rows of neighboring windows.
-  args.by_window = rows.nbytes() / args.vectors * 8 > device_attribute(cudaDevAttrL2CacheSize, device);
-  C10_CUDA_CHECK(wsb::run_sum(storage_of(x.scalar_type()), args, on_device.stream()));
+  args.by_window =
+      static_cast<int64_t>(rows.nbytes()) / args.vectors * 8 > device_attribute(jit::Attribute::l2_bytes, device);
+  wsb::run_sum(storage_of(x.scalar_type()), args, on_device.queue());
   return true;
 }
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Optional
 
+import torch
 from torch import Tensor
 from torch.nn import Identity, Module, ModuleList, Sequential
 from torch_geometric.nn.conv import gin_conv
@@ -16,7 +17,7 @@ from edgeless.graph_checks import compiling
 from edgeless.map_order import first_map, maps_first, narrows
 from edgeless.projection import add_row, product
 
-from ..conv import LINEAR, FusedConv, pair
+from ..conv import LINEAR, PLAIN, FusedConv, pair
 from ..convert import SPARSE, kind_of
 from ..neighbors import NeighborReduction
 
@@ -56,10 +57,18 @@ class GINConv(NeighborReduction, FusedConv, gin_conv.GINConv):
             linear, rest = parts
             if maps_first(graph, x_l, linear.weight, None, None):
                 x = product(x_l, linear.weight.t())
-                out = self._aggregate(graph, x, edge_index, None) + (1 + self.eps) * x
+                out = self._plus_own(self._aggregate(graph, x, edge_index, None), x)
                 return rest(out if linear.bias is None else add_row(out, linear.bias))
         out = self._aggregate(graph, x_l, edge_index, None)
-        return self.nn(out if x_r is None else out + (1 + self.eps) * x_r)
+        return self.nn(out if x_r is None else self._plus_own(out, x_r))
+
+    def _plus_own(self, out: Tensor, x: Tensor) -> Tensor:
+        """``out + (1 + eps) * x``."""
+        eps = self.eps
+        if x.is_cpu and not compiling() and type(eps) in PLAIN and not eps.requires_grad and eps.is_cpu:
+            alike = eps.dtype is x.dtype is out.dtype and x.dtype in (torch.float32, torch.float64)
+            return torch.add(out, x, alpha=1 + eps.item()) if alike else out + (1 + eps) * x  # one op in place of three
+        return out + (1 + eps) * x
 
     def _parts(self, edge_index) -> Optional[tuple[Module, Callable[[Tensor], Tensor]]]:
         """The first linear map of ``nn`` and the rest of it, if neighbours may be summed between the two, else None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import rgat_conv
 
@@ -16,13 +17,14 @@ from edgeless.dropout import seed_tensor
 from edgeless.functional import gat_attention, relational_sum, spmm
 from edgeless.functional_checks import cast
 from edgeless.graph import Graph
-from edgeless.graph_checks import opmath_dtype
+from edgeless.graph_checks import compiling, opmath_dtype
 from edgeless.pair_attention import fits, pair_attention
 from edgeless.pair_rows import end_products, to_edges
 from edgeless.typed_graph import TypedGraph
 
 from ..conv import FusedConv, is_plain_float
 from ..convert import EdgeList, kind_of
+from ..every_pair import every_product, graph_of_every_pair, pairs_of_destinations, pays
 from ..relations import source_rows, typed_graph, typed_refusal
 
 _OPS = ("relational_sum", "attention", "spmm", "sddmm")
@@ -109,6 +111,8 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
 
     def _attend(self, x, edge_index, edge_type, edge_attr, return_attention_weights, dtype):
         """The layer with rows of x's dtype; ``dtype`` is the dtype of the attention and of its sums."""
+        if self._takes_every_pair(x, edge_index, edge_type, dtype):
+            return self._attend_every_pair(x, edge_index, edge_type, edge_attr, return_attention_weights)
         graph = typed_graph(self, edge_index, edge_type, x.size(0), x.size(0))
         x = source_rows(edge_index, x)
         heads, weights = self.heads, self._weights()
@@ -119,8 +123,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         pairs, edges = graph.compact
         values = relational_sum(pairs, x, cast(weights, x.dtype), order="aggregate").view(-1, heads, self.out_channels)
         ends = end_products(graph, x, cast(self._vectors(weights), x.dtype))
-        if edge_attr is not None:
-            edge_attr = (edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr.flatten(1)).to(x.dtype)
+        edge_attr = _as_rows(edge_attr, x.dtype)
         keys, own, terms = self._logits(graph, *ends, edge_attr)
         if self.dim > 1:  # all weights of a head apply to the same values
             values = values.unsqueeze(2).expand(-1, -1, self.dim, -1).flatten(1, 2)
@@ -145,6 +148,45 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             out = spmm(over_pairs, out)
         out = self._modified(out, edges, values).view(-1, heads, self.dim * self.out_channels)
         out = self._finish(out, None)
+        return (out, (edge_index, alpha)) if returned else out
+
+    def _takes_every_pair(self, x: Tensor, edge_index, edge_type, dtype: torch.dtype) -> bool:
+        """True if the graph is so small that the products of all nodes and relations take less time than finding those
+        that its edges have."""
+        if self._within or self._multiplies or self.num_blocks is not None or compiling():
+            return False
+        if dtype is not x.dtype or x.dtype not in (torch.float32, torch.float64):
+            return False
+        return pays(edge_index, edge_type, x.size(0), self.num_relations, self.heads, self.out_channels)
+
+    def _attend_every_pair(self, x, edge_index, edge_type, edge_attr, return_attention_weights):
+        """:meth:`_attend` for additive attention across relations on a small graph."""
+        heads, num_relations = self.heads, self.num_relations
+        graph = graph_of_every_pair(edge_index, edge_type, x.size(0), num_relations, self.flow)
+        products = every_product(x, self._weights())
+        queries, keys = (products @ torch.cat((self.q, self.k), 1)).split(heads, 1)
+        # The query of an edge is that of its destination and relation: a row for each edge is tiny here. The gradient
+        # of embedding() sums rows in their order, as that of index_select() does, but by one loop.
+        term = F.embedding(pairs_of_destinations(graph, edge_index, edge_type, self.flow), queries)
+        if (edge_attr := _as_rows(edge_attr, x.dtype)) is not None:
+            term = term + edge_attr @ (self.e.t() @ self.lin_edge.weight).to(x.dtype).t()
+        identity, own = _constants(graph, heads, x.dtype)
+        values = products.view(-1, heads, self.out_channels)
+        returned = isinstance(return_attention_weights, bool)
+        out = gat_attention(
+            graph,
+            values,
+            keys,
+            own,
+            negative_slope=self.negative_slope,
+            edge_attr=term,
+            edge_proj=identity,
+            dropout=self._attention_dropout,
+            return_weights="softmax" if returned else None,
+            out_dtype=x.dtype,
+        )
+        out, alpha = out if returned else (out, None)
+        out = self._finish(self._modified(out, graph, values), None)
         return (out, (edge_index, alpha)) if returned else out
 
     def _logits(self, graph, queries, keys, edge_attr) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -236,6 +278,13 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         if isinstance(edge_type, Tensor) and edge_type.dtype == torch.int32:
             edge_type = edge_type.long()
         return super()._stock_forward(x, edge_index, edge_type, *rest)
+
+
+def _as_rows(edge_attr: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
+    """``edge_attr`` as ``[E, De]`` of ``dtype``."""
+    if edge_attr is None:
+        return None
+    return (edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr.flatten(1)).to(dtype)
 
 
 def _constants(graph: Graph, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -9,19 +9,11 @@ from typing import Union
 from torch import Tensor
 
 from .. import _C
-from .compiler import Kernel, compiled
+from .compiler import Kernel
 
 __all__ = ["launch"]
 
 Argument = Union[Tensor, ctypes.Structure, ctypes._SimpleCData]
-
-
-def _provide(header: str, expression: str, architecture: int) -> tuple[bytes, str]:
-    image = compiled(Kernel(header, expression), architecture)
-    return image.code, image.name
-
-
-_C.set_kernel_provider(_provide)
 
 
 def launch(
@@ -56,7 +48,7 @@ def launch(
         raise ValueError(f"launch: grid must have one to three numbers, got {tuple(grid)}")
     _C.launch_kernel(
         header=kernel.header, expression=kernel.expression, grid=(*grid, 1, 1)[:3], block=block,
-        arguments=[_bytes_of(argument) for argument in arguments], dynamic_shared_bytes=dynamic_shared_bytes,
+        arguments=[_bytes_of(argument) for argument in arguments], shared_bytes=dynamic_shared_bytes,
         cluster=cluster, cooperative=cooperative, stream=stream,
     )  # fmt: skip
 

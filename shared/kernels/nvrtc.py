@@ -45,6 +45,12 @@ class Image:
     code: bytes
 
 
+class _Symbol(ctypes.Structure):
+    """Dl_info of dlfcn.h."""
+
+    _fields_ = [("file", ctypes.c_char_p), ("others", ctypes.c_void_p * 3)]
+
+
 class Nvrtc:
     """One NVRTC library.
 
@@ -60,6 +66,17 @@ class Nvrtc:
         self._check("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         self.path = path
         self.version = (major.value, minor.value)
+
+    @property
+    def file(self) -> str:
+        """The file that the loader found for ``path``, or ``path`` where it does not say."""
+        try:
+            found = _Symbol()
+            function = ctypes.cast(self._library.nvrtcVersion, ctypes.c_void_p)
+            known = ctypes.CDLL(None).dladdr(function, ctypes.byref(found))
+        except (AttributeError, TypeError, OSError):  # not POSIX
+            return self.path
+        return os.fsdecode(found.file) if known and found.file else self.path
 
     @cache  # noqa: B019  one object in a process
     def architectures(self) -> tuple[int, ...]:

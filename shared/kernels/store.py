@@ -123,12 +123,21 @@ class Store:
             return False
         return True
 
-    def _trim(self) -> None:
+    def sizes(self) -> list[int]:
+        """Returns the bytes of each image's file; nothing is created."""
+        return [size for _, size, _ in self._files()]
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Returns the time of last use, the bytes and the path of each image's file."""
         files = []
-        for file in self.folder.glob(f"*{SUFFIX}"):
+        for file in self.folder.glob(f"*{SUFFIX}") if self.folder is not None else ():
             with contextlib.suppress(OSError):  # another process has removed it
                 found = file.stat()
                 files.append((found.st_mtime, found.st_size, file))
+        return files
+
+    def _trim(self) -> None:
+        files = self._files()
         total = sum(size for _, size, _ in files)
         for _, size, file in sorted(files):
             if total <= self._most_bytes:

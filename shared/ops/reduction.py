@@ -12,10 +12,11 @@ from ._registration import register_fake
 @register_fake("edgeless::neighbor_reduce")
 def _neighbor_reduce_fake(x, csr, csc, reduce, fill, arg_dtype, ties, max_degrees=()):
     rows = csr[0].size(0) - 1
+    kept = 0 if arg_dtype is torch.bool else rows
     return (
         x.new_empty((rows, x.size(1))),
-        x.new_empty((rows, x.size(1)), dtype=arg_dtype),
-        x.new_empty((rows,), dtype=torch.uint8),
+        x.new_empty((kept, x.size(1)), dtype=arg_dtype),
+        x.new_empty((kept,), dtype=torch.uint8),
     )
 
 

@@ -1,10 +1,15 @@
-"""One instance of every kernel of typed products, of their gradients, and of sums by type."""
+"""One instance of every kernel of typed products, of their gradients, of sums by type, and of scans."""
 
 from edgeless.kernels import Kernel
 
-RELATIONAL = "edgeless::cuda::relational"
+CUDA = "edgeless::cuda"
+RELATIONAL = f"{CUDA}::relational"
+SCAN = f"{CUDA}::Scan"
 
 KERNELS = [
+    Kernel("common/scan.cuh", f"{CUDA}::scan_of_totals_kernel<int64_t, {SCAN}::maximum>"),
+    Kernel("common/scan.cuh", f"{CUDA}::scan_tiles_kernel<int32_t, {SCAN}::sum, true>"),
+    Kernel("common/scan.cuh", f"{CUDA}::scan_totals_kernel<int64_t, {SCAN}::sum>"),
     Kernel("relational/cuda/add_gradients.cuh", f"{RELATIONAL}::add_gradients::add_gradients_kernel<__half>"),
     Kernel("relational/cuda/any_product.cuh", f"{RELATIONAL}::any_product::add_chunks_kernel<double>"),
     Kernel("relational/cuda/any_product.cuh", f"{RELATIONAL}::any_product::outer_kernel<__nv_bfloat16>"),

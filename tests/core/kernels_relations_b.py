@@ -37,4 +37,5 @@ KERNELS = [
     Kernel("relational/cuda/tiling.cuh", f"{RELATIONAL}::place_kernel<int32_t>"),
     Kernel("relational/cuda/tiling.cuh", f"{RELATIONAL}::row_tiles_kernel<int64_t>"),
     Kernel("relational/cuda/tiling.cuh", f"{RELATIONAL}::tiles_kernel<int32_t>"),
+    Kernel("relational/cuda/tiling.cuh", f"{RELATIONAL}::type_tiles_kernel<int64_t>"),
 ]

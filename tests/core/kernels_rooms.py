@@ -8,6 +8,10 @@ WSB = f"{CUDA}::wsb"
 REDUCTION = f"{CUDA}::reduction"
 SUM_FOLD = f"{SPMM}::SumFold<float, int32_t, 4, {SPMM}::Weighing::by_head, 4>"
 BEST_FOLD = f"{REDUCTION}::BestFold<float, int32_t, false, true>"
+GATHER_FOLD = f"{REDUCTION}::GatherGradFold<float, uint16_t, true, 4>"
+MASKED_FOLD = f"{REDUCTION}::MaskedGatherGradFold<uint8_t, 4>"
+SORTED_FOLD = f"{REDUCTION}::TakenSums<__half, 16>"
+MERGE = f"{CUDA}::merge_fold_kernel"
 
 KERNELS = [
     Kernel("attention/cuda/edge_product_tiles.cuh", f"{CUDA}::edge_tiles_kernel<float, 16, true>"),
@@ -29,11 +33,14 @@ KERNELS = [
     Kernel("gathers/cuda/dots.cuh", f"{CUDA}::gathers::dots_kernel<int32_t, float4, true>"),
     Kernel("graph/edge_sort.cuh", f"{CUDA}::check_kernel<int64_t>"),
     Kernel("graph/edge_sort.cuh", f"{CUDA}::expand_kernel<int32_t>"),
-    Kernel("graph/edge_sort.cuh", f"{CUDA}::iota_kernel<int32_t>"),
     Kernel("graph/edge_sort.cuh", f"{CUDA}::permute_kernel<int64_t, int32_t>"),
     Kernel("graph/edge_sort.cuh", f"{CUDA}::pointers_kernel<int64_t>"),
     Kernel("graph/few_edges.cuh", f"{CUDA}::few_coo_kernel<int64_t>"),
     Kernel("graph/few_edges.cuh", f"{CUDA}::few_transpose_kernel"),
+    Kernel("graph/radix_sort.cuh", f"{CUDA}::sort_counts_kernel<int32_t>"),
+    Kernel("graph/radix_sort.cuh", f"{CUDA}::sort_places_kernel"),
+    Kernel("graph/radix_sort.cuh", f"{CUDA}::sort_pass_kernel<int32_t, uint32_t>"),
+    Kernel("graph/radix_sort.cuh", f"{CUDA}::sort_pass_kernel<int64_t, uint64_t>"),
     Kernel("pair_attention/cuda/by_src.cuh", f"{CUDA}::pair_by_src_kernel<__half, 8, 4, false>"),
     Kernel("pair_attention/cuda/forward.cuh", f"{CUDA}::pair_forward_kernel<float, 16, 8, true>"),
     Kernel("pair_attention/cuda/merge.cuh", f"{CUDA}::merge_by_src_kernel<__half>"),
@@ -44,9 +51,11 @@ KERNELS = [
     Kernel("pair_attention/cuda/rows.cuh", f"{CUDA}::sum_shares_kernel<__half>"),
     Kernel("pair_attention/cuda/walks.cuh", f"{CUDA}::prepare_walks_kernel<int32_t>"),
     Kernel("pair_attention/cuda/walks.cuh", f"{CUDA}::walk_pieces_kernel<int64_t>"),
-    Kernel("reduction/cuda/extremum.cuh", f"{CUDA}::merge_fold_kernel<{BEST_FOLD}, int32_t, {REDUCTION}::ReduceArgs>"),
+    Kernel("reduction/cuda/extremum.cuh", f"{MERGE}<{BEST_FOLD}, int32_t, {REDUCTION}::ReduceArgs>"),
     Kernel("reduction/cuda/extremum.cuh", f"{REDUCTION}::reduce_kernel<__half, int32_t, true, true>"),
+    Kernel("reduction/cuda/gather_grad.cuh", f"{MERGE}<{GATHER_FOLD}, int32_t, {REDUCTION}::GatherArgs>"),
     Kernel("reduction/cuda/gather_grad.cuh", f"{REDUCTION}::gather_grad_kernel<__half, uint8_t, true>"),
+    Kernel("reduction/cuda/masked_gather_grad.cuh", f"{MERGE}<{MASKED_FOLD}, int32_t, {REDUCTION}::GatherArgs>"),
     Kernel("reduction/cuda/masked_gather_grad.cuh", f"{REDUCTION}::bytes_kernel<uint16_t>"),
     Kernel("reduction/cuda/masked_gather_grad.cuh", f"{REDUCTION}::masked_gather_grad_kernel<uint8_t>"),
     Kernel("reduction/cuda/positions.cuh", f"{REDUCTION}::positions_kernel"),
@@ -55,11 +64,12 @@ KERNELS = [
     Kernel("reduction/cuda/scatter_grad.cuh", f"{REDUCTION}::send_kernel<__half, int32_t, false>"),
     Kernel("reduction/cuda/scatter_grad.cuh", f"{REDUCTION}::share_kernel<float, int64_t, true>"),
     Kernel("reduction/cuda/shared_scatter_grad.cuh", f"{REDUCTION}::shared_scatter_grad_kernel<float, int32_t, true>"),
+    Kernel("reduction/cuda/sorted_grad.cuh", f"{MERGE}<{SORTED_FOLD}, int32_t, {REDUCTION}::SortArgs>"),
     Kernel("reduction/cuda/sorted_grad.cuh", f"{REDUCTION}::sort_kernel<__half, uint8_t, 128>"),
     Kernel("reduction/cuda/sorted_grad.cuh", f"{REDUCTION}::sorted_grad_kernel<__nv_bfloat16, 16, 2>"),
     Kernel("spmm/cuda/edge_values.cuh", f"{SPMM}::fill_kernel<__half, float, int32_t>"),
     Kernel("spmm/cuda/edge_values.cuh", f"{SPMM}::place_kernel<double, int64_t>"),
-    Kernel("spmm/cuda/product.cuh", f"{CUDA}::merge_fold_kernel<{SUM_FOLD}, int32_t, {SPMM}::SpmmArgs<float>>"),
+    Kernel("spmm/cuda/product.cuh", f"{MERGE}<{SUM_FOLD}, int32_t, {SPMM}::SpmmArgs<float>>"),
     Kernel("spmm/cuda/product.cuh", f"{SPMM}::spmm_kernel<float, int32_t, 4, {SPMM}::Weighing::by_edge_ahead, 8>"),
     Kernel("spmm/cuda/sampled.cuh", f"{SPMM}::sddmm_few_kernel<float, int32_t>"),
     Kernel("spmm/cuda/sampled.cuh", f"{SPMM}::sddmm_kernel<__half, int64_t, true>"),

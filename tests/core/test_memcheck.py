@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch.utils.cpp_extension import CUDA_HOME
+
+from edgeless.kernels.nvrtc import toolkits
 
 HERE = Path(__file__).parent
-FOLDERS = [os.environ["PATH"], os.path.join(CUDA_HOME or "/usr/local/cuda", "bin")]
+FOLDERS = [os.environ["PATH"], *(str(home / "bin") for home in toolkits())]
 TOOL = shutil.which("compute-sanitizer", path=os.pathsep.join(FOLDERS))
 NAMES = "attention", "pair_attention", "reduction", "reduction_cuda_engines", "spmm"
 

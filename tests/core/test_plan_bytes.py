@@ -256,35 +256,29 @@ def test_maps():
 # Devices -------------------------------------------------------------------------------------------------------------
 
 
-def reported(monkeypatch, capability, **given):
-    """What is made of what torch says of a GPU, by a build without CUDA."""
+def reported(monkeypatch, capability, index=1, **given):
+    """What is made of what torch says of a GPU, and the driver of its shared memory."""
     major, minor = divmod(capability, 10)
     said = {"major": major, "minor": minor, "multi_processor_count": 90, "L2_cache_size": 7_000_000, **given}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 7)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**said))
-    return Device.of(torch.device("cuda", 1))
+    monkeypatch.setattr(_C, "shared_bytes_of_block", lambda device: 100_000 + device)
+    return Device.of(torch.device("cuda", index))
 
 
 def test_a_device_is_what_torch_says_of_it(monkeypatch):
-    monkeypatch.setattr(_C, "with_cuda", False)
-    of_block = {"shared_memory_per_block_optin": 101_376}
-    plain = Device("RTX 4090", 90, 7_000_000, 101_376, False, capability=89)
-    assert reported(monkeypatch, 89, name="RTX 4090", **of_block) == plain
-    hopper = Device("H100", 90, 7_000_000, 101_376, True, capability=90)
-    assert reported(monkeypatch, 90, name="H100", **of_block) == hopper
-    # One that is known has its roofs, and its shared memory where torch does not say that.
-    known = dataclasses.replace(H200, name="NVIDIA H200", multiprocessors=90, l2_bytes=7_000_000)
-    assert reported(monkeypatch, 90, name="NVIDIA H200") == known
-    assert reported(monkeypatch, 120, name="RTX 5090").shared_bytes == 0
+    plain = Device("RTX 4090", 90, 7_000_000, 100_001, False, capability=89)
+    assert reported(monkeypatch, 89, name="RTX 4090") == plain
+    hopper = Device("H100", 90, 7_000_000, 100_001, True, capability=90)
+    assert reported(monkeypatch, 90, name="H100") == hopper
+    # One that is known has its roofs.
+    changed = {"multiprocessors": 90, "l2_bytes": 7_000_000, "shared_bytes": 100_001}
+    assert reported(monkeypatch, 90, name="NVIDIA H200") == dataclasses.replace(H200, name="NVIDIA H200", **changed)
 
 
-def test_a_build_with_cuda_asks_the_device(monkeypatch):
-    """Whose number is the tensor's, or the current one."""
-    monkeypatch.setattr(_C, "with_cuda", True)
-    monkeypatch.setattr(_C, "shared_bytes_of_block", lambda device: 1000 + device, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 7)
-    assert reported(monkeypatch, 120, name="RTX 5090").shared_bytes == 1001
-    assert Device.of(torch.device("cuda")).shared_bytes == 1007
+def test_a_device_without_a_number_is_the_current_one(monkeypatch):
+    assert reported(monkeypatch, 120, index=None, name="RTX 5090").shared_bytes == 100_007
 
 
 # Where time is spent -------------------------------------------------------------------------------------------------

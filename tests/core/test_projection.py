@@ -299,20 +299,15 @@ def test_large_float32_takes_the_op(monkeypatch):
 def test_few_rows_are_mapped_by_the_modules_without_a_look_at_them(monkeypatch):
     linears = [nn.Linear(4, 6), nn.Linear(4, 6)]
     monkeypatch.setattr(projection, "is_plain", None)  # would fail if it were asked
-    x, y = rows(100, 4, torch.float32), rows(100, 4, torch.float32)
+    x = rows(100, 4, torch.float32)
     a, b = projection.project(x, *linears, heads=(3, 0))
     assert torch.equal(a, linears[0](x).view(100, 3, 2)) and torch.equal(b, linears[1](x))
-    assert torch.equal(projection.project_sum((x, y), linears), linears[0](x) + linears[1](y))
     many = rows(600, 4, torch.float32)  # whose results are as small
     for found, linear in zip(projection.project(many, *linears), linears, strict=True):
         assert torch.equal(found, linear(many))
-    assert torch.equal(projection.project_sum((many, many), linears), linears[0](many) + linears[1](many))
-    wide, wider = nn.Linear(4, 900), nn.Linear(4, 1800)
+    wide = nn.Linear(4, 900)
     with pytest.raises(TypeError, match="not callable"):
         projection.project(many, wide, wide)
-    assert projection.project_sum((many, many), (wide, wide)).shape == (600, 900)  # one op each, and neither is large
-    with pytest.raises(TypeError, match="not callable"):
-        projection.project_sum((many, many), (wide, wider))
 
 
 def test_what_a_user_did_to_a_module_is_kept(monkeypatch):

@@ -197,3 +197,23 @@ def test_a_transpose_that_does_not_fit_is_named():
     out = op(x, arrays(graph.csr), other, "max", 0.0, torch.uint8, "first")[0]
     with pytest.raises(ValueError, match="neighbor_reduce_backward: indices of csc must have 7 elements, got 8"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 21, 64, 77])
+@pytest.mark.parametrize("reduce", ["min", "max"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_without_a_gradient_the_extrema_alone_are_computed(width, reduce, dtype):
+    graph = graph_with((*LENGTHS, 40_000))  # whose last row many parts share
+    x = torch.randn(300, width, generator=torch.Generator().manual_seed(1)).round(decimals=1).to(dtype)
+    for place, value in ((5, torch.nan), (6, torch.inf), (7, -torch.inf)):
+        x[place, 0] = value
+    given = x.clone().requires_grad_()
+    want = functional.neighbor_reduce(graph, given, reduce, ties="scatter", fill=2.5)
+    assert want.grad_fn is not None
+    with torch.no_grad():
+        found = [functional.neighbor_reduce(graph, given, reduce, ties=ties, fill=2.5) for ties in ("scatter", "first")]
+    found.append(functional.neighbor_reduce(graph, x, reduce, fill=2.5))
+    for out in found:
+        torch.testing.assert_close(out, want.detach(), rtol=0, atol=0, equal_nan=True)
+    out, arg, tied = torch.ops.edgeless.neighbor_reduce(x, arrays(graph.csr), [], reduce, 2.5, torch.bool, "scatter")
+    assert arg.numel() == tied.numel() == 0 and out.shape == want.shape

@@ -124,6 +124,49 @@ def test_bad_input():
         ops.sum_layer(x, [first, own], bias, None, torch.ones(3, dtype=x.dtype), None, *arrays, None)
 
 
-def test_is_for_cuda_alone():
-    linears = [torch.nn.Linear(FEATURES, OUT, bias=bias) for bias in (True, False)]
-    assert python_layer(graph_of(), inputs(dtype=torch.float32)[0], *linears) is None
+def of_layer(graph, x, linears, reduce="sum", weight=None):
+    out = python_layer(graph, x, *linears, reduce=reduce, weight=weight)
+    want = linears[0](functional.spmm(graph, x, weight, reduce=reduce)) + linears[1](x)
+    return out, want
+
+
+def two_maps(out=OUT, features=FEATURES, dtype=torch.float32, bias=(True, False)):
+    torch.manual_seed(7)
+    return [torch.nn.Linear(features, out, bias=has, dtype=dtype) for has in bias]
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("bias", [(True, False), (False, False)])
+def test_few_rows_on_the_cpu(reduce, bias):
+    graph, x, linears = graph_of(), inputs(dtype=torch.float32)[0], two_maps(bias=bias)
+    found, want = of_layer(graph, x, linears, reduce)
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
+    assert "SumLayer" in found.grad_fn.name()
+    given = [x, *(p for linear in linears for p in linear.parameters())]
+    grad = torch.randn_like(want)
+    for a, b in zip(*(torch.autograd.grad(t, given, grad) for t in (found, want)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    (only,) = torch.autograd.grad(of_layer(graph, x.detach(), linears, reduce)[0], [linears[1].weight], grad)
+    torch.testing.assert_close(only, grad.t() @ x.detach(), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(of_layer(graph, x, linears, reduce)[0], found)
+
+
+def test_what_separate_ops_do_on_the_cpu():
+    """Everything but small maps of plain float32 rows among the nodes of one graph, without weights."""
+    graph, x = graph_of(), inputs(dtype=torch.float32)[0]
+    weight = torch.ones(graph.num_edges)
+    assert of_layer(graph, x, two_maps(), weight=weight)[0] is None
+    assert of_layer(graph, x.double(), two_maps(dtype=torch.float64))[0] is None
+    assert of_layer(graph, x, two_maps(bias=(True, True)))[0] is None
+    hooked = two_maps()
+    hooked[1].register_forward_hook(lambda *_: None)
+    assert of_layer(graph, x, hooked)[0] is None
+    with torch.autocast("cpu"):
+        assert python_layer(graph, x, *two_maps()) is None
+    assert python_layer(graph, x[:5], *two_maps()) is None
+    one, other = two_maps(), two_maps(out=OUT + 1)
+    assert python_layer(graph, x, one[0], other[1]) is None
+    assert python_layer(graph, x, *two_maps(features=FEATURES + 1)) is None
+    assert python_layer(graph_of(nodes=1 << 14), torch.ones(1 << 14, 8), *two_maps(features=8)) is None
+    assert python_layer(graph_of(nodes=1 << 14), torch.ones(1 << 14, 7), *two_maps(features=7)) is not None

@@ -15,55 +15,56 @@ def test_without_torch_it_says_what_to_do(python, root, tmp_path):
     assert "--no-build-isolation" in last
 
 
-def test_cuda_by_force_is_refused_where_it_cannot_be(python, root):
-    import torch
-
-    if torch.version.cuda is not None:
-        pytest.skip("torch is a CUDA build here")
-    done = python("setup.py", "--version", cwd=root, EDGELESS_CUDA="1")
-    assert done.returncode == 1
-    assert "EDGELESS_CUDA=1 asks for the CUDA kernels" in done.stderr
-
-
-def test_it_says_why_it_builds_for_the_cpu_only(python, root):
-    done = python("setup.py", "--version", cwd=root, EDGELESS_CUDA="0")
-    assert done.returncode == 0, done.stderr
-    assert "edgeless: building the CPU kernels only (EDGELESS_CUDA=0)" in done.stderr
+def test_it_tells_the_version(python, root):
     import edgeless
 
-    assert done.stdout.split() == [edgeless.__version__]
+    done = python("setup.py", "--version", cwd=root)
+    assert done.stdout.split() == [edgeless.__version__], done.stderr
 
 
-@pytest.mark.skipif(Path("/usr/include/cuda_runtime.h").exists(), reason="every compiler finds CUDA's headers here")
-@pytest.mark.parametrize("headers", [False, True], ids=["nvcc alone", "nvcc and headers"])
-def test_an_nvcc_without_headers_is_no_toolkit(python, root, tmp_path, headers):
-    """What torch takes for CUDA_HOME is where an nvcc on the PATH lies, which may be a script in /usr/local/bin."""
-    for there in ["bin/nvcc"] + ["include/cuda_runtime.h"] * headers:
-        (tmp_path / there).parent.mkdir()
-        (tmp_path / there).touch()
+def test_every_source_is_in_every_build(python, root, tmp_path):
+    """For CUDA as well, whether torch has CUDA or not, and where there is a toolkit; nothing asks for one."""
     code = (
-        "import runpy, setuptools, torch; from torch.utils import cpp_extension;"
-        f"torch.version.cuda = '13.0'; cpp_extension.CUDA_HOME = {str(tmp_path)!r};"
-        "setuptools.setup = cpp_extension.CUDAExtension = lambda *args, **options: None; runpy.run_path('setup.py')"
-    )
-    done = python("-c", code, cwd=root, EDGELESS_CUDA="auto")
-    assert done.returncode == 0, done.stderr
-    said = "edgeless: building CPU and CUDA kernels for" if headers else "there is an nvcc but no cuda_runtime.h in"
-    assert said in done.stderr
-
-
-def test_no_cuda_source_is_in_a_build_for_the_cpu(python, root):
-    """And the other way round: every source of core_cuda belongs to one of the two builds."""
-    code = (
-        "import setuptools; setuptools.setup = lambda **options: print(*options['ext_modules'][0].sources, sep='\\n');"
+        "import os, setuptools, torch; from torch.utils import cpp_extension;"
+        "torch.version.cuda, cpp_extension.CUDA_HOME = os.environ['CUDA'] or None, os.environ['HOME_OF_CUDA'] or None;"
+        "setuptools.setup = lambda **options: print(*options['ext_modules'][0].sources, sep='\\n');"
         "import runpy; runpy.run_path('setup.py')"
     )
-    done = python("-c", code, cwd=root, EDGELESS_CUDA="0")
-    assert done.returncode == 0, done.stderr
-    built = set(done.stdout.split())
     there = {str(path.relative_to(root)) for path in (root / "core_cuda").rglob("*.cpp")}
-    assert built == {name for name in there if not name.endswith("_cuda.cpp")}
-    assert "core_cuda/library.cpp" in built
+    assert {"core_cuda/library.cpp", "core_cuda/spmm/spmm_cuda.cpp"} <= there
+    for cuda, home in (("", ""), ("13.0", ""), ("13.0", str(tmp_path))):
+        done = python("-c", code, cwd=root, CUDA=cuda, HOME_OF_CUDA=home)
+        assert done.returncode == 0, done.stderr
+        assert set(done.stdout.split()) == there
+
+
+def test_sources_of_the_device_are_headers(root):
+    assert [path.name for path in (root / "core_cuda").rglob("*.cu")] == []
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_every_source_is_compiled_once(root, tmp_path, monkeypatch, joins):
+    import runpy
+
+    import setuptools
+
+    given = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **options: given.update(options))
+    monkeypatch.chdir(root)
+    names = runpy.run_path("setup.py")
+    joined, sources = names["joined"], given["ext_modules"][0].sources
+    monkeypatch.setitem(joined.__globals__, "JOINS_CUDA_OPS", joins)
+    units = joined(sources, tmp_path)
+    included = [
+        line.split('"')[1]
+        for unit in units
+        if unit.startswith(str(tmp_path))
+        for line in Path(unit).read_text().splitlines()
+    ]
+    alone = [str(root / unit) for unit in units if not unit.startswith(str(tmp_path))]
+    assert sorted([*included, *alone]) == sorted(str(root / source) for source in sources)
+    assert any(name.endswith("/spmm_cuda.cpp") for name in alone) != joins
+    assert not any("/cuda/" in name or "/cpu/kernels_" in name for name in included)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="libstdc++ of Linux")

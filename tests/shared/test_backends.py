@@ -302,8 +302,14 @@ def test_a_checkpoint_takes_the_choice_along():
 def test_kernels_of_this_build():
     assert backends.kernel_refusal(torch.device("cpu")) is None
     assert backends.kernel_refusal(torch.device("meta")) == "edgeless has no kernels for 'meta' devices"
-    if not edgeless._C.with_cuda:
-        assert backends.kernel_refusal(torch.device("cuda")) == "this build of edgeless has no CUDA kernels"
+    if torch.version.hip is None:
+        assert backends.kernel_refusal(torch.device("cuda")) is None  # on a machine without a GPU too, for tracing
+
+
+def test_gpus_that_are_not_nvidias(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert backends._look_for_kernels("cuda", "spmm") == "edgeless has no kernels for AMD GPUs"
+    assert backends._look_for_kernels("cpu", "spmm") is None
 
 
 def test_functional_follows_the_backend(monkeypatch):

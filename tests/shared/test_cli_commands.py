@@ -10,7 +10,8 @@ import torch
 import edgeless
 from edgeless import _C
 from edgeless.__main__ import main
-from edgeless.tools.cli import devices
+from edgeless.kernels import Image, NvrtcError, Pack, Store, write_pack
+from edgeless.tools.cli import devices, info_command
 from edgeless.tools.cli.layers import LAYERS
 
 FRAMEWORKS = [name for name in ("pyg", "dgl") if devices.installed(name)]
@@ -23,12 +24,59 @@ def test_info_prints_versions_and_frameworks(capsys):
     out = capsys.readouterr().out
     assert edgeless.__version__ in out
     assert f"chosen on this machine: {_C.cpu_capability()}\n" in out
-    assert ("built in for sm_" in out) == _C.with_cuda
     for name, title in (("pyg", "PyTorch Geometric"), ("dgl", "DGL")):
         (line,) = (line for line in out.splitlines() if line.startswith(title))
         assert ("GATv2Conv" in line) == (name in FRAMEWORKS)
         assert ("not installed" in line) == (name not in FRAMEWORKS)
         assert "aggr" not in line.split()  # a module of two layers, not a layer
+
+
+def answers():
+    return dict(info_command.rows())
+
+
+def test_info_tells_what_compiles_kernels(monkeypatch, tmp_path):
+    class Nvrtc:
+        version, file = (13, 5), "/lib/libnvrtc.so.13"
+
+    monkeypatch.setattr(info_command, "installed_nvrtc", lambda: Nvrtc)
+    monkeypatch.setattr(info_command.headers, "cuda_headers", lambda: tmp_path)
+    assert answers()["CUDA kernels"] == "compiled at their first launch by NVRTC 13.5, /lib/libnvrtc.so.13"
+    assert answers()["CUDA headers"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("cuda, words", [
+    (None, f"not compiled here: torch {torch.__version__} is a build without CUDA, and there is no NVRTC"),
+    ("13.0", "not compiled here: no NVRTC was found"),
+])  # fmt: skip
+def test_info_tells_what_is_missing(monkeypatch, cuda, words):
+    def missing(words):
+        raise NvrtcError(words)
+
+    monkeypatch.setattr(info_command, "installed_nvrtc", lambda: missing("no NVRTC was found"))
+    monkeypatch.setattr(info_command.headers, "cuda_headers", lambda: missing("cuda_fp16.h was not found"))
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert (answers()["CUDA kernels"], answers()["CUDA headers"]) == (words, "cuda_fp16.h was not found")
+
+
+def test_info_tells_where_kernels_are(monkeypatch, tmp_path):
+    store, pack = Store(tmp_path / "kernels"), tmp_path / "one.pack"
+    monkeypatch.setattr(info_command, "default_store", lambda: store)
+    monkeypatch.setattr(info_command, "default_packs", lambda: ())
+    assert (answers()["kernel cache"], answers()["kernel packs"]) == (f"{store.folder}, empty", "none")
+    assert not store.folder.exists()
+    image = Image("cubin", "k", bytes(10**6))
+    store.put("a" * 64, image)
+    assert answers()["kernel cache"] == f"{store.folder}, 1 kernel, 1.0 MB"
+    store.put("b" * 64, image)
+    assert answers()["kernel cache"] == f"{store.folder}, 2 kernels, 2.0 MB"
+    write_pack(pack, {"a" * 64: image})
+    monkeypatch.setattr(info_command, "default_packs", lambda: (Pack(pack),))
+    assert answers()["kernel packs"] == f"{pack} with 1"
+    monkeypatch.setattr(info_command, "default_packs", lambda: (Pack(tmp_path / "none"),))
+    assert answers()["kernel packs"].startswith("EDGELESS_KERNEL_PACKS: [Errno 2]")
+    monkeypatch.setattr(info_command, "default_store", lambda: Store(None))
+    assert answers()["kernel cache"].startswith("none, since this user has no home directory")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -194,4 +242,4 @@ def test_a_missing_framework_says_what_to_install(monkeypatch, capsys):
 def test_cuda_without_a_gpu_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(devices.torch.cuda, "is_available", lambda: False)
     assert main(["bench", "--graph", "toy", "--op", "gat_H1_D4", "--device", "cuda"]) == 2
-    assert "edgeless bench: --device cuda: " in capsys.readouterr().err
+    assert capsys.readouterr().err == "edgeless bench: --device cuda: torch sees no GPU\n"

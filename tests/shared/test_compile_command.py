@@ -63,7 +63,7 @@ def test_a_suite_names_its_kernels(asked, tmp_path):
     (["gatv2_H8_D128", "--arch", "sm_9000"], "--arch must be names such as sm_90"),
     (["gatv2_H8_D128", "--arch", "sm_90", "--graph", "nothing"], "--graph must be one of"),
     (["gatv2", "--arch", "sm_90"], "gatv2"),
-    (["gatv2_H8_D128"], "the following arguments are required: --arch"),
+    (["gatv2_H8_D128"], "--arch is needed, as in: --arch sm_90; a log of --kernels has its own"),
 ])  # fmt: skip
 def test_what_cannot_be_compiled_is_told_in_a_line(asked, tmp_path, capsys, arguments, words):
     with pytest.raises(SystemExit) as left:
@@ -114,3 +114,65 @@ def test_a_wrong_pack_is_told(asked, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(compile_command, "default_packs", broken)
     assert main(["compile", "gat_H4_D32", "--arch", "sm_90", "--out", str(tmp_path / "pack")]) == 2
     assert capsys.readouterr().err.startswith("edgeless compile: EDGELESS_KERNEL_PACKS: file must be a pack")
+
+
+# Kernels of a log -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path):
+    file = tmp_path / "kernels.log"
+    file.write_text("b.cuh\tk<2>\tsm_90\na.cuh\tk<1>\tsm_90\nb.cuh\tk<2>\tsm_80\nb.cuh\tk<2>\tsm_90\n")
+    return file
+
+
+ONE, TWO = Kernel("a.cuh", "k<1>"), Kernel("b.cuh", "k<2>")
+
+
+def test_a_pack_has_the_kernels_of_a_log_for_its_architectures(asked, log, tmp_path, capsys):
+    file = tmp_path / "kernels.pack"
+    assert main(["compile", "--kernels", str(log), "--out", str(file)]) == 0
+    assert asked == [(TWO, 80), (ONE, 90), (TWO, 90)]
+    pack = Pack(file)
+    assert len(pack) == 3 and pack.get(identity_of(ONE, 80)) is None
+    assert pack.get(identity_of(TWO, 80)) == Image("cubin", "k<2>", b"80")
+    assert capsys.readouterr().out.startswith(f"{file}: 2 kernels for sm_80, sm_90, ")
+
+
+def test_a_log_is_compiled_for_other_architectures(asked, log, tmp_path):
+    assert main(["compile", "--kernels", str(log), "--arch", "sm_86", "sm_120", "--out", str(tmp_path / "pack")]) == 0
+    assert asked == [(ONE, 86), (TWO, 86), (ONE, 120), (TWO, 120)]
+
+
+def test_several_logs_are_one_pack(asked, log, tmp_path):
+    other = tmp_path / "other.log"
+    other.write_text("c.cuh\tk<3>\tsm_90\nb.cuh\tk<2>\tsm_90\n")
+    assert main(["compile", "--kernels", str(log), str(other), "--out", str(tmp_path / "pack")]) == 0
+    assert asked == [(TWO, 80), (ONE, 90), (TWO, 90), (Kernel("c.cuh", "k<3>"), 90)]
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["gatv2_H8_D128"], "--kernels names the kernels, so op has no meaning beside it"),
+    (["--suite", "h200"], "--kernels names the kernels, so --suite has no meaning beside it"),
+    (["--dtype", "bf16"], "--kernels names the kernels, so --dtype has no meaning beside it"),
+    (["--nodes", "0"], "--kernels names the kernels, so --nodes has no meaning beside it"),
+    (["--arch", "90"], "--arch must be names such as sm_90, got '90'"),
+])  # fmt: skip
+def test_what_does_not_fit_a_log_is_told_in_a_line(asked, log, tmp_path, capsys, arguments, words):
+    assert main(["compile", *arguments, "--kernels", str(log), "--out", str(tmp_path / "pack")]) == 2
+    assert capsys.readouterr().err == f"edgeless compile: {words}\n"
+    assert asked == [] and not (tmp_path / "pack").exists()
+
+
+@pytest.mark.parametrize("text, words", [
+    (None, "No such file or directory"),
+    ("", "there is no kernel in it"),
+    ("a.cuh k sm_90\n", "line 1 is not of the form header<TAB>expression<TAB>sm_90: 'a.cuh k sm_90'"),
+])  # fmt: skip
+def test_a_log_that_cannot_be_read_is_told(asked, tmp_path, capsys, text, words):
+    file = tmp_path / "kernels.log"
+    if text is not None:
+        file.write_text(text)
+    assert main(["compile", "--kernels", str(file), "--out", str(tmp_path / "pack")]) == 2
+    assert capsys.readouterr().err == f"edgeless compile: --kernels {file}: {words}\n"
+    assert asked == []

@@ -451,6 +451,16 @@ def test_processes_that_start_together_compile_a_kernel_once(tmp_path):
     assert (tmp_path / "count").read_text() == "x"
 
 
+def test_the_library_says_where_it_is():
+    """By the file that was loaded for a name without a folder."""
+    try:
+        library = nvrtc.installed_nvrtc()
+    except NvrtcError as error:
+        pytest.skip(str(error))
+    assert os.path.isabs(library.file) and "nvrtc" in os.path.basename(library.file)
+    assert os.path.samefile(nvrtc.Nvrtc(library.file).file, library.file)
+
+
 # What is missing --------------------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,9 @@
-// Arguments of a CUDA attention pass: plain pointers and sizes, no torch.
+// Arguments of a CUDA attention pass: plain pointers and sizes. No CUDA and no torch.
 //
 // "Rows" are [rows, heads, dim] tensors read in vectors of 16 bytes: the innermost dimension is contiguous and padded
 // with zeros to whole vectors, and every head is 16-byte aligned. A is the opmath dtype: float, and double for float64
 // rows.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 

@@ -7,17 +7,13 @@
 // shared memory.
 #pragma once
 
+#include "edge_products.h"
 #include "edge_terms.h"
 #include "edge_tiles.cuh"
 #include "edge_walk.cuh"
 
 namespace edgeless::cuda {
 
-// Edges per tile, as shared memory allows.
-template <int kDim, bool kAttrGrad>
-constexpr int kEdgesOfTiles = kAttrGrad   ? kEdgesOfUnit
-                              : kDim > 16 ? 2 * kEdgesOfUnit
-                                          : 4 * kEdgesOfUnit;
 // Target occupancy in blocks per SM; kBlocksOfProducts is a whole number of waves of it.
 template <int kDim>
 constexpr int kBlocksOfTiles = kDim > 16 ? 2 : 4;
@@ -65,11 +61,6 @@ __device__ __forceinline__ void load_features(const EdgeFeatures& edges, const i
   }
 }
 
-// Pitches in floats of the edges of g and of the columns of `weighted`, free of bank conflicts.
-__host__ __device__ constexpr int pitch_of_g(int in_block) { return in_block + 8; }
-template <int kDim>
-constexpr int kPitchOfWeighted = kDim + 4;
-
 // Stores the features' gradient of a tile: eight edges per warp, sixteen features at a time.
 template <class S, int kDim, int kTile>
 __device__ __forceinline__ void store_attr_grad(const EdgeProducts<float>& args, const int64_t (&ids)[kTile], int count,
@@ -88,9 +79,9 @@ __device__ __forceinline__ void store_attr_grad(const EdgeProducts<float>& args,
       right.set(g.x, g.y);
       float2 low = {}, high = {};
       if (feature < kDim) {
-        const float* w = weighted + (column + pair) * kPitchOfWeighted<kDim> + feature;
+        const float* w = weighted + (column + pair) * pitch_of_weighted(kDim) + feature;
         low = *reinterpret_cast<const float2*>(w);
-        high = *reinterpret_cast<const float2*>(w + kPitchOfWeighted<kDim>);
+        high = *reinterpret_cast<const float2*>(w + pitch_of_weighted(kDim));
       }
       TileLeft<true> left;
       left.set(low.x, high.x, low.y, high.y);
@@ -116,7 +107,7 @@ template <class S, int kDim, bool kAttrGrad>
 __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
     edge_tiles_kernel(const __grid_constant__ EdgeProducts<float> args, int width) {
   constexpr bool kRest = std::is_same_v<S, float>;
-  constexpr int kTile = kEdgesOfTiles<kDim, kAttrGrad>, kChunks = kDim / kTileDepth;
+  constexpr int kTile = edges_of_tiles(kDim, kAttrGrad), kChunks = kDim / kTileDepth;
   constexpr int kPitch = kDim % 16 ? kDim : kDim + 8;  // free of bank conflicts
   __shared__ __align__(16) float attr[kTile][kPitch];
   __shared__ float sums[kThreads];
@@ -145,7 +136,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
   if constexpr (kAttrGrad) {
     for (int at = threadIdx.x; at < in_block * kDim; at += kThreads) {
       const int c = at / kDim, k = at % kDim;
-      weighted[c * kPitchOfWeighted<kDim> + k] = c < columns && k < edges.dim ? args.weighted[c * edges.dim + k] : 0.0f;
+      weighted[c * pitch_of_weighted(kDim) + k] =
+          c < columns && k < edges.dim ? args.weighted[c * edges.dim + k] : 0.0f;
     }
   }
   const char* dst = args.dst.base + head * args.dst.head + number * sizeof(S);

@@ -8,6 +8,7 @@
 // of channels uses edge_product_tiles.cuh instead.
 #pragma once
 
+#include "edge_products.h"
 #include "edge_terms.h"
 #include "edge_walk.cuh"
 
@@ -19,9 +20,6 @@ constexpr int kAhead = 4;  // edges per thread whose rows are loaded at once
 // edges in the same order, whatever the size of a tile: sums do not depend on whether the features' gradient is
 // computed as well.
 constexpr int kUnit = kEdgesOfUnit;
-// Edges per tile: as many as shared memory allows, since the block waits for its loads at every tile.
-template <class A, int kDim, bool kAttrGrad>
-constexpr int kEdgesOfTile = kAttrGrad || kDim * sizeof(A) > 128 ? kUnit : 4 * kUnit;
 // Target occupancy in blocks per SM.
 template <class A, int kNumbers>
 constexpr int kBlocks = sizeof(A) == 8  ? 1
@@ -56,7 +54,7 @@ template <class S, int kDim, int kColumns, bool kHidden, bool kAttrGrad>
 __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColumns>)
     edge_products_kernel(const __grid_constant__ EdgeProducts<Arithmetic<S>> args, int width) {
   using A = Arithmetic<S>;
-  constexpr int kTile = kEdgesOfTile<A, kDim, kAttrGrad>;
+  constexpr int kTile = edges_of_tile(kDim, sizeof(A), kAttrGrad);
   __shared__ __align__(16) A attr[kTile][kDim];
   __shared__ A sums[kThreads];
   __shared__ int64_t place[kTile];                  // index in ds of the edge's heads

@@ -1,11 +1,11 @@
-// Entry points of the kernels for edge features that run around the passes of attention. No torch.
+// Entry points of the kernels for edge features that run around the passes of attention. No CUDA and no
+// torch.
 //
 // All of them process the edges in the order of the graph, row by row. Features are indexed by original edge id. Other
 // per-edge arrays are indexed by id as well or, with by_position, by CSR position, which needs no lookup.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include "../../jit/queue.h"
 #include "args.h"
 
 namespace edgeless::cuda {
@@ -29,7 +29,7 @@ struct EdgeDots {
   bool one_row = false;  // rows are [heads, dim], the same for all edges
 };
 template <class A>
-cudaError_t edge_dots(const EdgeDots<A>& args, cudaStream_t stream);
+void edge_dots(const EdgeDots<A>& args, const jit::Queue& queue);
 
 // out[e] = sum over the heads h of weight[0][e, h] rows[0][r, h] + weight[1][e, h] rows[1][r, h] for every edge e of
 // row r: a gradient of the features, by id.
@@ -42,7 +42,7 @@ struct EdgeSums {
   void* out = nullptr;      // [E, dim] of the storage dtype
 };
 template <class A>
-cudaError_t edge_sums(const EdgeSums<A>& args, cudaStream_t stream);
+void edge_sums(const EdgeSums<A>& args, const jit::Queue& queue);
 
 // out[e, h]: the dropout factor of an edge and head, 0 or keep_scale = 1 / (1 - p). Drawn by original id.
 template <class A>
@@ -54,7 +54,7 @@ struct EdgeDrops {
   A* out = nullptr;  // [E, heads]
 };
 template <class A>
-cudaError_t edge_drops(const EdgeDrops<A>& args, cudaStream_t stream);
+void edge_drops(const EdgeDrops<A>& args, const jit::Queue& queue);
 
 // sums[c, k] = sum over the edges e of g[e, c] attr[e, k]. Without `proj` a column c is a head h, and g[e, c] = ds[e,
 // h]. With `proj` (gatv2, at most kMostHidden features) a column is a channel of a head, and g[e, c] = ds[e, h]
@@ -80,15 +80,15 @@ struct EdgeProducts {
 template <class A>
 bool makes_attr_grad(int heads, int channels);
 template <class A>
-cudaError_t edge_products(const EdgeProducts<A>& args, cudaStream_t stream);
+void edge_products(const EdgeProducts<A>& args, const jit::Queue& queue);
 
 // Writes the destination and the source of every edge, by id.
-cudaError_t ends_of_edges(const EdgeFeatures& edges, void* dst, void* src, cudaStream_t stream);
+void ends_of_edges(const EdgeFeatures& edges, void* dst, void* src, const jit::Queue& queue);
 
 // Replaces term[e, c] = <proj[c], attr[e]> by g[e, c] (see EdgeProducts) for the `count` edges from id `first` on.
 // dst_end, src_end: both ends of every edge, by id.
 template <class A>
-cudaError_t hidden_gradients(const EdgeProducts<A>& args, int64_t first, int64_t count, const void* dst_end,
-                             const void* src_end, A* term, cudaStream_t stream);
+void hidden_gradients(const EdgeProducts<A>& args, int64_t first, int64_t count, const void* dst_end,
+                      const void* src_end, A* term, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda

@@ -12,10 +12,9 @@
 #pragma once
 
 #include "../../common/tf32.cuh"
+#include "edge_products.h"
 
 namespace edgeless::cuda {
-
-constexpr int kTileColumns = 16, kTileEdges = 8, kTileDepth = 8;
 
 __device__ __forceinline__ int tile_group() { return threadIdx.x % 32 / 4; }  // g
 __device__ __forceinline__ int tile_pair() { return threadIdx.x % 4 * 2; }    // 2 t

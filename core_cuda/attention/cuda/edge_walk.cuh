@@ -50,9 +50,4 @@ __device__ __forceinline__ void load_columns(const char* from, Arithmetic<S> (&x
   }
 }
 
-template <int kDim>
-struct Dim {
-  static constexpr int value = kDim;
-};
-
 }  // namespace edgeless::cuda

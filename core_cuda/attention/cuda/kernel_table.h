@@ -1,5 +1,5 @@
-// The attention kernels that exist. plan.h picks from this table and instances.cuh compiles all of it, so every kernel
-// that a plan picks exists. Constant expressions of sizes; no CUDA and no torch, so that tests run anywhere.
+// The attention kernels that exist. plan.h picks from this table, so that few kernels have to be compiled and tested.
+// Constant expressions of sizes; no CUDA and no torch, so that tests run anywhere.
 //
 //   rows            index    vectors per lane, and the kernels
 //   16-bit          int32    tensor cores (mma.cuh) where use_mma() holds: with options, and plain; plain also for rows

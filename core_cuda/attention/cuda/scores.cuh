@@ -1,6 +1,6 @@
 // Score functors. `own` is the row that a sub-warp reduces, `other` a row that it gathers: destination and source in
 // the forward and the destination pass, source and destination in the source pass. Scores do not care which is which,
-// so one functor serves all passes. To add a score, add a struct here and an instance in instances/.
+// so one functor serves all passes. To add a score, add a struct here.
 //
 //   kScalar    the logit has one scalar per node and head: no rows are gathered for it
 //   kOwnValue  the values are other rows than the keys

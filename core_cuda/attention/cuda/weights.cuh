@@ -6,22 +6,21 @@
 #pragma once
 
 #include "args.h"
+#include "kernels.h"
 #include "lane.cuh"
 
 namespace edgeless::cuda {
 
-constexpr int kWarps = 8;
-constexpr int kBlock = 32 * kWarps;
 constexpr int kHub = 4096;  // a longer row takes a block, not a warp
 
 // A warp takes one row and head; a block takes a row of more than kHub edges.
 template <class A, class I>
 __global__ void normalize_weights_kernel(const __grid_constant__ Args<A> args) {
-  __shared__ A sums[kWarps];
+  __shared__ A sums[kWeightWarps];
   const I* indptr = static_cast<const I*>(args.graph.indptr);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint64_t seed = args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
-  const int64_t items = args.graph.num_rows * args.heads, first = static_cast<int64_t>(blockIdx.x) * kWarps;
+  const int64_t items = args.graph.num_rows * args.heads, first = static_cast<int64_t>(blockIdx.x) * kWeightWarps;
 
   const auto is_hub = [&](int64_t item) {
     const int64_t row = item / args.heads;
@@ -48,15 +47,15 @@ __global__ void normalize_weights_kernel(const __grid_constant__ Args<A> args) {
   };
 
   if (const int64_t item = first + warp; item < items && !is_hub(item)) divide(item, lane, 32, sum(item, lane, 32));
-  for (int64_t item = first; item < min(first + kWarps, items); ++item) {
+  for (int64_t item = first; item < min(first + kWeightWarps, items); ++item) {
     if (!is_hub(item)) continue;
-    const A part = sum(item, threadIdx.x, kBlock);
+    const A part = sum(item, threadIdx.x, kWeightThreads);
     __syncthreads();  // the sums of the last hub have been read
     if (lane == 0) sums[warp] = part;
     __syncthreads();
     A total = 0;
     for (const A of_warp : sums) total += of_warp;
-    divide(item, threadIdx.x, kBlock, total);
+    divide(item, threadIdx.x, kWeightThreads, total);
   }
 }
 

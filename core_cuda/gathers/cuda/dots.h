@@ -1,10 +1,9 @@
 // A kernel that does little but gather rows, to measure what a graph's node order is worth to each access pattern. No
-// torch.
+// CUDA and no torch.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "../../common/storage.h"
+#include "../../jit/queue.h"
 
 namespace edgeless::cuda::gathers {
 
@@ -18,6 +17,6 @@ struct DotsArgs {
 
 // by_neighbor: each lane of a warp reads whole rows of its own neighbours; otherwise all lanes read one neighbour's row
 // together, one neighbour after the other. vectors: 16-byte loads, for which dim must be a multiple of 4 and x aligned.
-cudaError_t run_dots(bool wide_index, bool by_neighbor, bool vectors, const DotsArgs& args, cudaStream_t stream);
+void run_dots(bool wide_index, bool by_neighbor, bool vectors, const DotsArgs& args, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda::gathers

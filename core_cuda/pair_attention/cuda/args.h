@@ -18,6 +18,8 @@ struct PairArgs : Args<float> {
   const int32_t* drawn_by = nullptr;  // [E] original edge ids in the order of the pass; null: no dropout
 };
 
+constexpr int kRowThreads = 128;  // of a block of the row-wise kernels
+
 // A row-wise pass that also computes column sums: each block writes one row of the partial sums `shares`, [blocks,
 // width]. Rows are contiguous and whole vectors.
 struct RowSumsArgs {
@@ -25,7 +27,7 @@ struct RowSumsArgs {
   const void* row = nullptr;              // [width] of the storage type, null: zero
   const float* shift = nullptr;           // [2, rows]
   const float* factor = nullptr;          // [rows]
-  float4* stats = nullptr;                // [rows]
+  float* stats = nullptr;                 // [rows, 4]
   void* out = nullptr;                    // [rows, width]
   float* shares = nullptr;                // null: sums not needed
   int64_t rows = 0;
@@ -35,6 +37,7 @@ struct RowSumsArgs {
 
 // Reductions of partial sums, each to a [width] result of the storage type.
 constexpr int kMostSums = 2;
+constexpr int kShareLanes = 32, kShareSides = 32;  // threads of a block along the columns and along the rows
 struct SharesArgs {
   struct Sum {
     const float* shares = nullptr;  // [count, width]

@@ -1,7 +1,8 @@
-// Host entry points of the CUDA kernels of attention over pairs. Each returns the error of its launches.
+// Host entry points of the CUDA kernels of attention over pairs. No CUDA and no torch.
 #pragma once
 
 #include "../../attention/cuda/plan.h"
+#include "../../jit/queue.h"
 #include "args.h"
 
 namespace edgeless::cuda {
@@ -34,17 +35,17 @@ inline Plan pair_plan(const Problem& problem, const Device& device) {
 }
 
 // One pass with the merge of its hubs, for 32-bit indices and no doubles.
-cudaError_t run_pair_pass(const Problem& problem, const Plan& plan, const PairArgs& args, cudaStream_t stream);
+void run_pair_pass(const Problem& problem, const Plan& plan, const PairArgs& args, const jit::Queue& queue);
 
 // a: gradients, b: results. stats = (shift[0], shift[1], <a, b>, 0); shares: partial column sums of a.
-cudaError_t run_deltas(Storage storage, const RowSumsArgs& args, cudaStream_t stream);
+void run_deltas(Storage storage, const RowSumsArgs& args, const jit::Queue& queue);
 
 // a: float rows, b: weights. out = a + factor * row; shares: partial column sums of factor * b.
-cudaError_t run_outer_rows(Storage storage, const RowSumsArgs& args, cudaStream_t stream);
+void run_outer_rows(Storage storage, const RowSumsArgs& args, const jit::Queue& queue);
 
-cudaError_t run_sum_shares(Storage storage, const SharesArgs& args, cudaStream_t stream);
+void run_sum_shares(Storage storage, const SharesArgs& args, const jit::Queue& queue);
 
 // weights = 1 for every pair, followed by the sum of ds over the edges of every segment; rows = a copy of vectors.
-cudaError_t run_prepare(const PrepareArgs& args, cudaStream_t stream);
+void run_prepare(const PrepareArgs& args, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda

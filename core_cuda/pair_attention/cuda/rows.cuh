@@ -8,7 +8,7 @@
 
 namespace edgeless::cuda {
 
-constexpr int kRowThreads = 128, kRowsAtOnce = 4;
+constexpr int kRowsAtOnce = 4;
 
 // The lane's place in its sub-warp and block, and the block's rows [begin, end).
 template <int kWidth>
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kRowThreads) deltas_kernel(const __grid_consta
       for (int k = 0; k < kV; ++k) dot = fmaf(grad[k], result[k], dot), sum[k] += grad[k];
       dot = team_sum(dot, kWidth, kFullWarp);
       if (place.lane == 0 && r < place.end && args.stats)
-        args.stats[r] = {args.shift[r], args.shift[args.rows + r], dot, 0};
+        reinterpret_cast<float4*>(args.stats)[r] = {args.shift[r], args.shift[args.rows + r], dot, 0};
     }
   }
   store_share(args, place, sum);
@@ -106,21 +106,19 @@ __global__ void __launch_bounds__(kRowThreads) outer_rows_kernel(const __grid_co
   store_share(args, place, sum);
 }
 
-constexpr int kSides = 32;
-
 template <class S>
-__global__ void __launch_bounds__(32 * kSides) sum_shares_kernel(const __grid_constant__ SharesArgs args) {
-  __shared__ float sums[kSides][32];
+__global__ void __launch_bounds__(kShareLanes* kShareSides) sum_shares_kernel(const __grid_constant__ SharesArgs args) {
+  __shared__ float sums[kShareSides][kShareLanes];
   const SharesArgs::Sum& of = args.of[blockIdx.y];
-  const int column = blockIdx.x * 32 + threadIdx.x;
+  const int column = blockIdx.x * kShareLanes + threadIdx.x;
   float sum = 0;
   if (column < args.width) {
 #pragma unroll 8
-    for (int64_t i = threadIdx.y; i < of.count; i += kSides) sum += of.shares[i * args.width + column];
+    for (int64_t i = threadIdx.y; i < of.count; i += kShareSides) sum += of.shares[i * args.width + column];
   }
   sums[threadIdx.y][threadIdx.x] = sum;
 #pragma unroll
-  for (int step = kSides / 2; step > 0; step /= 2) {
+  for (int step = kShareSides / 2; step > 0; step /= 2) {
     __syncthreads();
     if (threadIdx.y < step) sums[threadIdx.y][threadIdx.x] += sums[threadIdx.y + step][threadIdx.x];
   }

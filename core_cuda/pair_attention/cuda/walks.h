@@ -1,18 +1,19 @@
-// Builds the index arrays of attention over pairs (../walks.h) on the GPU. No torch, no host sync.
+// Builds the index arrays of attention over pairs (../walks.h) on the GPU. No CUDA and no torch, no host sync.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstddef>
 
+#include "../../common/scan.h"
 #include "../walks.h"
 
 namespace edgeless::cuda {
 
 template <class I>
-size_t walks_scratch(int64_t pieces);
+constexpr size_t walks_scratch(int64_t pieces) {
+  return scan_scratch(pieces + 1, sizeof(I) == sizeof(int64_t));
+}
 // args.longest must be zeroed. `scratch` has walks_scratch<I>(pieces) bytes.
 template <class I>
-cudaError_t make_walks(const WalksArgs<I>& args, void* scratch, cudaStream_t stream);
+void make_walks(const WalksArgs<I>& args, void* scratch, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda

@@ -10,8 +10,6 @@
 
 namespace edgeless::cuda::projection {
 
-constexpr int kCastThreads = 256, kCastPer = 4;
-
 template <class From, class To>
 __device__ __forceinline__ To convert(From x) {
   if constexpr (std::is_same_v<From, To>) return x;

@@ -23,8 +23,6 @@ __device__ __forceinline__ void store_sum(const ColumnSumsArgs& args, void* out,
   }
 }
 
-constexpr int kManySides = 32;
-
 template <class S>
 __global__ void __launch_bounds__(kLanes* kManySides) few_rows_kernel(const __grid_constant__ ColumnSumsArgs args) {
   using A = Arithmetic<S>;

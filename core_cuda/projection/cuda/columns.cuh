@@ -3,10 +3,9 @@
 #pragma once
 
 #include "../../common/vec.cuh"
+#include "columns.h"
 
 namespace edgeless::cuda::projection {
-
-constexpr int kLanes = 32, kSides = 8, kPer = 4;
 
 // Tree reduction over the sides of a block; the result is valid on side 0.
 template <class A, int kAll>

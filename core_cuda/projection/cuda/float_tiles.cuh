@@ -17,8 +17,8 @@ namespace edgeless::cuda::projection::floats {
 constexpr int kInner = 8;  // depth of an mma
 
 template <int kSize, bool kTransposed, int kThreads>
-struct Operand : Tiles<float, kSize, kTransposed, kTransposed ? 8 : 4, kThreads> {
-  using Base = Tiles<float, kSize, kTransposed, kTransposed ? 8 : 4, kThreads>;
+struct Operand : Tiles<float, kSize, kTransposed, float_pad(kTransposed), kThreads> {
+  using Base = Tiles<float, kSize, kTransposed, float_pad(kTransposed), kThreads>;
   using Base::Base, Base::kStride;
 
   static __device__ __forceinline__ float get(const float* tile, int at, int depth) {

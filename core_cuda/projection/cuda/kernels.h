@@ -1,12 +1,11 @@
 // Arguments and host entry points of the projection kernels: column sums, node logits, casts, matrix products. No
-// torch.
+// CUDA and no torch.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 #include "../../common/storage.h"
+#include "../../jit/queue.h"
 
 namespace edgeless::cuda::projection {
 
@@ -39,10 +38,11 @@ constexpr int chunks_of(int64_t num_rows) {
   return static_cast<int>(chunks < 256 ? chunks : 256);
 }
 
-cudaError_t run_column_sums(Storage dtype, const ColumnSumsArgs& args, cudaStream_t stream);
+void run_column_sums(Storage dtype, const ColumnSumsArgs& args, const jit::Queue& queue);
 // The second step alone: sums a given `partial` over its chunks; Columns::rows is not read.
-cudaError_t add_chunks(Storage dtype, const ColumnSumsArgs& args, cudaStream_t stream);
+void add_chunks(Storage dtype, const ColumnSumsArgs& args, const jit::Queue& queue);
 
+constexpr int kLogitsThreads = 256;  // of a block that computes logits
 constexpr int kMostVectors = 2;
 
 // `rows`, `more` and `grad_rows` have the dtype of the rows, all other arrays the opmath dtype.
@@ -64,8 +64,11 @@ struct LogitsArgs {
   void* partial = nullptr;              // [chunks, vectors, heads, channels], null: not needed
 };
 
-cudaError_t run_logits(Storage dtype, const LogitsArgs& args, cudaStream_t stream);
-cudaError_t run_logit_gradients(Storage dtype, const LogitsArgs& args, cudaStream_t stream);
+void run_logits(Storage dtype, const LogitsArgs& args, const jit::Queue& queue);
+void run_logit_gradients(Storage dtype, const LogitsArgs& args, const jit::Queue& queue);
+
+// Threads of a block that casts, and elements that a thread casts at a time.
+constexpr int kCastThreads = 256, kCastPer = 4;
 
 struct CastArgs {
   const void* from[kMostTensors];
@@ -75,7 +78,7 @@ struct CastArgs {
   int tensors = 0;
 };
 
-cudaError_t run_cast(Storage to, const CastArgs& args, cudaStream_t stream);
+void run_cast(Storage to, const CastArgs& args, const jit::Queue& queue);
 
 constexpr int kMostProducts = 2;  // products per launch, which share a
 
@@ -106,9 +109,9 @@ struct ProductArgs {
 };
 
 // For 16-bit elements and for float32. `a` alone must not be transposed.
-cudaError_t run_half_gemm(Storage storage, bool transposed_a, bool transposed_b, const ProductArgs& args,
-                          cudaStream_t stream);
-cudaError_t run_product(bool transposed_a, bool transposed_b, const ProductArgs& args, cudaStream_t stream);
+void run_half_gemm(Storage storage, bool transposed_a, bool transposed_b, const ProductArgs& args,
+                   const jit::Queue& queue);
+void run_product(bool transposed_a, bool transposed_b, const ProductArgs& args, const jit::Queue& queue);
 // The split-K depth per block with which `count` products occupy all SMs, in at most `most_shares` parts. half: for
 // run_half_gemm.
 int64_t product_share(bool half, int64_t rows, int64_t columns, int64_t count, int64_t depth, int multiprocessors,

@@ -14,8 +14,6 @@
 
 namespace edgeless::cuda::projection {
 
-constexpr int kLogitsThreads = 256;
-
 // kFours: heads are read four elements at a time.
 template <class S, bool kFours>
 __global__ void __launch_bounds__(kLogitsThreads) logits_kernel(const __grid_constant__ LogitsArgs args) {

@@ -28,27 +28,20 @@ __device__ __noinline__ float in_floats(const ProductArgs::Pair& pair, int64_t r
   return x;
 }
 
-template <class Tiling, bool kTransposedA, bool kTransposedB>
-struct ProductShared {
-  using A = floats::Operand<Tiling::kRows, kTransposedA, Tiling::kThreads>;
-  using B = floats::Operand<Tiling::kColumns, kTransposedB, Tiling::kThreads>;
-  static constexpr int kStage = A::kNumbers + B::kNumbers;
-  static constexpr int kBytes = Tiling::kStages * kStage * static_cast<int>(sizeof(float));
-};
-
 // C = A B^T with elements A(i, k) and B(j, k). kTransposed: k is the row index in memory.
 template <class Tiling, bool kTransposedA, bool kTransposedB, bool kTwo>
 __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
     product_kernel(const __grid_constant__ ProductArgs args) {
   extern __shared__ float4 memory[];
   float* shared = reinterpret_cast<float*>(memory);
-  using Of = ProductShared<Tiling, kTransposedA, kTransposedB>;
-  using A = typename Of::A;
-  using B = typename Of::B;
+  using A = floats::Operand<Tiling::kRows, kTransposedA, Tiling::kThreads>;
+  using B = floats::Operand<Tiling::kColumns, kTransposedB, Tiling::kThreads>;
+  constexpr int kStage = float_stage<Tiling>(kTransposedA, kTransposedB);
+  static_assert(kStage == A::kNumbers + B::kNumbers);
   const TilePlace<Tiling> place(args);
   Operands<A, B, kTwo, TilePlace<Tiling>> operands(args, place);
   const float* bias = static_cast<const float*>(args.bias);
-  const auto stage_a = [&](int stage) { return shared + stage * Of::kStage; };
+  const auto stage_a = [&](int stage) { return shared + stage * kStage; };
   const auto stage_b = [&](int stage) { return stage_a(stage) + A::kNumbers; };
   const auto load = [&](int stage) { operands.load(stage_a(stage), stage_b(stage)); };
 

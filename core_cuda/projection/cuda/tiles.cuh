@@ -5,31 +5,9 @@
 
 #include "../../common/vec.cuh"
 #include "kernels.h"
+#include "tilings.h"
 
 namespace edgeless::cuda::projection {
-
-constexpr int kTileDepth = 32;
-
-// A block computes a kRows x kColumns tile of C; a warp kDown x kSide mma tiles of 16 x 8. Shared memory holds kStages
-// stages. kBlocks: target occupancy in blocks per SM.
-template <int kRows_, int kColumns_, int kDown_, int kSide_, int kStages_, int kBlocks_>
-struct Tiling {
-  static constexpr int kRows = kRows_, kColumns = kColumns_, kDown = kDown_, kSide = kSide_;
-  static constexpr int kStages = kStages_, kBlocks = kBlocks_;
-  static constexpr int kAcross = kColumns / (8 * kSide);  // warps across the columns
-  static constexpr int kThreads = 32 * kAcross * kRows / (16 * kDown);
-  using Sum = float[kDown][kSide][4];  // a lane's accumulators
-
-  static constexpr int64_t blocks(int64_t rows, int64_t columns) {
-    return (rows + kRows - 1) / kRows * ((columns + kColumns - 1) / kColumns);
-  }
-};
-
-// HalfTiling is for 16-bit elements. float32 products need more registers: SquareTiling and, for many deep tiles,
-// WideTiling, whose warps read each element from shared memory less often.
-using HalfTiling = Tiling<128, 64, 2, 4, 3, 2>;
-using SquareTiling = Tiling<64, 64, 2, 4, 3, 4>;
-using WideTiling = Tiling<128, 64, 4, 4, 2, 3>;
 
 __device__ __forceinline__ uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
@@ -67,7 +45,7 @@ __device__ __forceinline__ void load_matrices(const void* at, uint32_t (&to)[4])
 template <class T, int kSize, bool kTransposed, int kPad, int kThreads>
 struct Tiles {
   static constexpr int kVector = 16 / sizeof(T), kWidth = kTransposed ? kSize : kTileDepth;
-  static constexpr int kStride = kWidth + kPad, kNumbers = (kTransposed ? kTileDepth : kSize) * kStride;
+  static constexpr int kStride = kWidth + kPad, kNumbers = tile_numbers(kSize, kTransposed, kPad);
   static constexpr int kInLine = kWidth / kVector, kLines = kThreads / kInLine;
   static constexpr int kCopies = kSize * kTileDepth / kVector / kThreads;
   const T* from;                  // source of the thread's first copy
@@ -242,14 +220,6 @@ __device__ __forceinline__ void add_numbers(const T* c, int64_t c_row, const Pla
                   const auto pair = *reinterpret_cast<const NumberPair<T>*>(c + row * c_row + column);
                   x += to_arithmetic(pair.x), y += to_arithmetic(pair.y);
                 });
-}
-
-// Grid: tiles of a product, split-K parts, products.
-template <class Tiling>
-dim3 product_grid(const ProductArgs& args) {
-  const int64_t blocks = Tiling::blocks(args.rows, args.columns);
-  const int64_t shares = (args.depth + args.share - 1) / args.share;
-  return {static_cast<unsigned>(blocks), static_cast<unsigned>(shares), static_cast<unsigned>(args.products)};
 }
 
 }  // namespace edgeless::cuda::projection

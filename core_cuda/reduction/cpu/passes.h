@@ -22,6 +22,10 @@ struct ReducePasses {
     Int ties;
   };
 
+  // What a pass finds beside the extrema: nothing, which is enough without a gradient, their positions, or ties as
+  // well.
+  enum class Track { none, positions, ties };
+
   struct Seen {
     Vec<A> nan = {};  // NaN once a NaN or an infinity was seen
     IVec tie = {};    // nonzero if a tie was seen, perhaps of a value that is beaten later
@@ -38,7 +42,7 @@ struct ReducePasses {
 
   // Reduces NV vectors over n edges into best_out and arg_out. `position` is the position of the first edge within its
   // row; `known` is the number of valid offsets, for prefetches. Fresh: the first edge initializes the state.
-  template <int NV, bool Min, bool Ties, bool Careful, bool Fresh, class S>
+  template <int NV, bool Min, Track kTrack, bool Careful, bool Fresh, class S>
   static void block(const S* columns, const int64_t* offset, int64_t n, int64_t known, Int position, A* best_out,
                     Int* arg_out, Seen& seen) {
     constexpr int NN = NV < 4 ? NV : 4;
@@ -54,7 +58,7 @@ struct ReducePasses {
       for (int v = 0; v < NV; ++v) {
         best[v] = Stored<A, S>::vector(columns + offset[0] + v * W);
         if (!Careful) nan[v % NN] += best[v] * zero;
-        arg[v] = here;
+        if (kTrack != Track::none) arg[v] = here;
       }
       here += 1;
       e = 1;
@@ -62,7 +66,7 @@ struct ReducePasses {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
         best[v] = load(best_out + v * W);
-        __builtin_memcpy(&arg[v], arg_out + v * W, sizeof(IVec));
+        if (kTrack != Track::none) __builtin_memcpy(&arg[v], arg_out + v * W, sizeof(IVec));
       }
     }
     for (; e < n; ++e) {
@@ -71,15 +75,15 @@ struct ReducePasses {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
         const Vec<A> x = Stored<A, S>::vector(row + v * W);
-        if (Ties) tie[v % NN] = x == best[v] ? ~IVec{} : tie[v % NN];
+        if (kTrack == Track::ties) tie[v % NN] = x == best[v] ? ~IVec{} : tie[v % NN];
         if (Careful) {
           const IVec win = ~(Min ? x >= best[v] : x <= best[v]) & (best[v] == best[v]);  // NaN wins and stays
           best[v] = win ? x : best[v];
-          arg[v] = win ? here : arg[v];
+          if (kTrack != Track::none) arg[v] = win ? here : arg[v];
         } else {
           const IVec win = Min ? x < best[v] : x > best[v];
           best[v] = win ? x : best[v];
-          arg[v] = win ? here : arg[v];
+          if (kTrack != Track::none) arg[v] = win ? here : arg[v];
           nan[v % NN] += x * zero;
         }
       }
@@ -88,7 +92,7 @@ struct ReducePasses {
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
       store(best_out + v * W, best[v]);
-      __builtin_memcpy(arg_out + v * W, &arg[v], sizeof(IVec));
+      if (kTrack != Track::none) __builtin_memcpy(arg_out + v * W, &arg[v], sizeof(IVec));
     }
 #pragma GCC unroll 4
     for (int v = 0; v < NN; ++v) {
@@ -97,7 +101,7 @@ struct ReducePasses {
     }
   }
 
-  template <bool Min, bool Ties, bool Careful, bool Fresh, class S>
+  template <bool Min, Track kTrack, bool Careful, bool Fresh, class S>
   static void columns(const ReduceArgs& a, const int64_t* offset, int64_t n, int64_t known, Int position, State& s,
                       Seen& seen) {
     const S* x = static_cast<const S*>(a.x.data);
@@ -105,20 +109,20 @@ struct ReducePasses {
     int64_t at = 0;
     if (!Careful) {  // rows with NaN are rare, so Careful has a single-vector loop only, to save code size
       for (; at + kMost * W <= whole; at += kMost * W) {
-        block<kMost, Min, Ties, Careful, Fresh>(x + at, offset, n, known, position, s.best + at, s.arg + at, seen);
+        block<kMost, Min, kTrack, Careful, Fresh>(x + at, offset, n, known, position, s.best + at, s.arg + at, seen);
       }
       if (kMost > 4 && at + 4 * W <= whole) {
-        block<4, Min, Ties, Careful, Fresh>(x + at, offset, n, known, position, s.best + at, s.arg + at, seen);
+        block<4, Min, kTrack, Careful, Fresh>(x + at, offset, n, known, position, s.best + at, s.arg + at, seen);
         at += 4 * W;
       }
       if (at + 2 * W <= whole) {
-        block<2, Min, Ties, Careful, Fresh>(x + at, offset, n, known, position, s.best + at, s.arg + at, seen);
+        block<2, Min, kTrack, Careful, Fresh>(x + at, offset, n, known, position, s.best + at, s.arg + at, seen);
         at += 2 * W;
       }
     }
     for (; at < a.width; at += W) {
       const S* from = x + (at < whole ? at : a.width - W);
-      block<1, Min, Ties, Careful, Fresh>(from, offset, n, known, position, s.best + at, s.arg + at, seen);
+      block<1, Min, kTrack, Careful, Fresh>(from, offset, n, known, position, s.best + at, s.arg + at, seen);
     }
   }
 
@@ -154,7 +158,7 @@ struct ReducePasses {
     });
   }
 
-  template <bool Min, bool Ties, bool Careful, class S>
+  template <bool Min, Track kTrack, bool Careful, class S>
   static void walk(const ReduceArgs& a, const Piece& piece, Upcoming& next, State& s, Seen& seen) {
     const int64_t row_begin = a.graph.row_begin(piece.row);
     for (int64_t begin = piece.begin; begin < piece.end; begin += Upcoming::kSize) {
@@ -163,9 +167,9 @@ struct ReducePasses {
       const int64_t* offset = next.offset + (begin - next.first);
       const Int position = static_cast<Int>(begin - row_begin);
       if (begin == piece.begin) {
-        columns<Min, Ties, Careful, true, S>(a, offset, n, next.end - begin, position, s, seen);
+        columns<Min, kTrack, Careful, true, S>(a, offset, n, next.end - begin, position, s, seen);
       } else {
-        columns<Min, Ties, Careful, false, S>(a, offset, n, next.end - begin, position, s, seen);
+        columns<Min, kTrack, Careful, false, S>(a, offset, n, next.end - begin, position, s, seen);
       }
     }
   }
@@ -179,7 +183,7 @@ struct ReducePasses {
     }
   }
 
-  template <bool Min, bool Ties, class S>
+  template <bool Min, Track kTrack, class S>
   static void run_as(const ReduceArgs& a, int64_t part, A* scratch) {
     Arena<A> arena(scratch);
     State s{arena.take(padded(a)), reinterpret_cast<Int*>(arena.take(padded(a))), 0};
@@ -193,12 +197,12 @@ struct ReducePasses {
         narrow_piece(a, piece, s, buffer);
       } else {
         Seen seen;
-        walk<Min, Ties, false, S>(a, piece, next, s, seen);
+        walk<Min, kTrack, false, S>(a, piece, next, s, seen);
         if (any_bit(seen.nan != seen.nan)) {
           seen.tie = IVec{};
-          walk<Min, Ties, true, S>(a, piece, next, s, seen);
+          walk<Min, kTrack, true, S>(a, piece, next, s, seen);
         }
-        s.ties = Ties && any_bit(seen.tie);
+        s.ties = kTrack == Track::ties && any_bit(seen.tie);
         settle(a, s);
       }
       if (piece.fresh && piece.finished) {
@@ -215,14 +219,18 @@ struct ReducePasses {
     if (a.out.bypass) fence_streams();
   }
 
+  template <bool Min, class S>
+  static void run_tracking(const ReduceArgs& a, Track track, int64_t part, A* scratch) {
+    if (track == Track::none) return run_as<Min, Track::none, S>(a, part, scratch);
+    if (track == Track::ties) return run_as<Min, Track::ties, S>(a, part, scratch);
+    run_as<Min, Track::positions, S>(a, part, scratch);
+  }
+
   static void run(const ReduceArgs& a, int64_t part, A* scratch) {
     with_storage<A>(a.x.dtype, [&](auto* null) {
       typedef std::remove_cv_t<std::remove_pointer_t<decltype(null)>> S;
-      if (a.is_min) {
-        a.tied ? run_as<true, true, S>(a, part, scratch) : run_as<true, false, S>(a, part, scratch);
-      } else {
-        a.tied ? run_as<false, true, S>(a, part, scratch) : run_as<false, false, S>(a, part, scratch);
-      }
+      const Track track = !a.arg ? Track::none : a.tied ? Track::ties : Track::positions;
+      a.is_min ? run_tracking<true, S>(a, track, part, scratch) : run_tracking<false, S>(a, track, part, scratch);
     });
   }
 
@@ -233,6 +241,7 @@ struct ReducePasses {
       for (int64_t i = 0; i < a.width; ++i) s.best[i] = static_cast<A>(a.fill);
     }
     write_row(a.out, row, 1, a.width, a.width, s.best);
+    if (!a.arg) return;
     const int64_t first = row * a.width;
     with_positions(a.arg_size, [&](auto* null) {
       typedef std::remove_cv_t<std::remove_pointer_t<decltype(null)>> P;

@@ -1,11 +1,10 @@
-// Arguments of the CUDA kernels of neighbor_reduce: plain pointers and sizes, no torch.
+// Arguments of the CUDA kernels of neighbor_reduce, plain pointers and sizes, and the constants that their launches
+// share. No CUDA and no torch.
 //
 // `arg` [rows, width] says which edges get the gradient of an element: the position of the extremum within its row or,
 // for tied elements, the highest bit and, in the other bits, the number of tied edges less one. Only the tie rules
 // "shared" and "scatter" set that bit; `tied` [rows] says whether a row has such elements.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
@@ -30,6 +29,16 @@ struct ReduceArgs {
   char* carry = nullptr;    // fix-up workspace for hubs: [2, slots, vectors] of BestFold::Piece
   int zero = 0, one = 1;    // constants hidden from the compiler, see best.cuh
 };
+
+// Bytes of BestFold::Piece, a lane's part of a segment in the fix-up workspace, for values of number_bytes.
+constexpr int64_t best_piece_bytes(int number_bytes, bool wide_index, bool shares) {
+  const int numbers = 16 / number_bytes, index = wide_index ? 8 : 4, opmath = number_bytes == 8 ? 8 : 4;
+  const int counted = shares ? numbers : 1;
+  const int sources = shares && number_bytes > 2 ? numbers : 1;  // 16-bit values have packed states without sources
+  const auto padded = [](int bytes, int alignment) { return (bytes + alignment - 1) / alignment * alignment; };
+  const int begin_of_sources = padded(numbers * (opmath + 4) + counted * 4, index);
+  return padded(begin_of_sources + sources * (index + 1), index > opmath ? index : opmath);
+}
 
 // The gradient is summed in fixed point: a column's values are scaled by a power of two such that their sum fits in 63
 // bits. Integer sums are exact, so their order does not matter. See scatter_grad.cuh.
@@ -56,6 +65,10 @@ struct ScatterArgs {
   int headroom = 0;           // bits by which a sum may exceed its largest term
 };
 
+constexpr int kScatterThreads = 256;
+constexpr int kFinished = 4;  // columns of a sum per thread of finish_kernel
+constexpr int kSharedScatterThreads = 1024;
+
 // The sums of ScatterArgs in shared memory, see shared_scatter_grad.cuh. In `scatter`, `first` is 0 and `columns` the
 // width; plan and sums are not used.
 struct SharedScatterArgs {
@@ -81,7 +94,10 @@ struct GatherArgs {
   const uint8_t* bytes = nullptr;      // [rows of grad, width] arguments as bytes, for masked_gather_grad.cuh
 };
 
-constexpr int kMaskedPer = 16;  // elements per lane in masked_gather_grad.cuh
+constexpr int kGatherBatch = 4;  // edges per batch in gather_grad.cuh
+constexpr int kMaskedPer = 16;   // elements per lane in masked_gather_grad.cuh
+constexpr int kPickBatch = 4;    // edges per batch there
+constexpr int kByteThreads = 256;
 
 // The gradient sorted by receiving edge and then gathered, one feature tile after the other, see sorted_grad.cuh. A
 // sub-warp has 2^plan.team_log2 lanes of kSortPer columns each.
@@ -103,6 +119,7 @@ struct SortArgs {
   char* carry = nullptr;       // fix-up workspace for hubs: [2, slots, vectors]
 };
 
+constexpr int kSortThreads = 128;
 constexpr int kSortPer = 16;
 constexpr int64_t kSortItemBytes = 4;
 constexpr int64_t kSortPieceBytes = kSortPer * sizeof(float);  // bytes per lane in the fix-up workspace

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "../../common/fold.cuh"
+#include "args.h"
 #include "best.cuh"
-#include "kernels.h"
 
 namespace edgeless::cuda::reduction {
 
@@ -22,6 +22,7 @@ struct BestFold {
     I source[kSources ? kPer : 1];
     bool several[kSources ? kPer : 1];  // several sources tie
   };
+  static_assert(sizeof(Piece) == best_piece_bytes(sizeof(S), sizeof(I) == 8, kShares));
 
   const ReduceArgs& args;
   const char* base;
@@ -189,34 +190,6 @@ __global__ void __launch_bounds__(kFoldThreads, sizeof(I) == 8 ? 4
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
   Fold fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
   fold_rows<Fold::kBatch, I>(args.graph, args.plan, fold);
-}
-
-template <class S, class I, bool kShares, bool kMax>
-cudaError_t launch_reduce(const ReduceArgs& args, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
-  reduce_kernel<S, I, kShares, kMax><<<grid, kFoldThreads, 0, stream>>>(args);
-  merge_fold<BestFold<S, I, kShares, kMax>, I>(args, stream);
-  return cudaGetLastError();
-}
-
-template <class S, class I, bool kShares>
-cudaError_t launch_reduce(const ReduceArgs& args, cudaStream_t stream) {
-  return args.is_max ? launch_reduce<S, I, kShares, true>(args, stream)
-                     : launch_reduce<S, I, kShares, false>(args, stream);
-}
-
-template <class S, class I>
-constexpr int64_t reduce_piece_bytes(bool shares) {
-  return shares ? sizeof(typename BestFold<S, I, true, true>::Piece)
-                : sizeof(typename BestFold<S, I, false, true>::Piece);
-}
-
-template <class S>
-cudaError_t reduce_instance(bool wide_index, bool shares, const ReduceArgs& args, cudaStream_t stream) {
-  if (wide_index) {
-    return shares ? launch_reduce<S, int64_t, true>(args, stream) : launch_reduce<S, int64_t, false>(args, stream);
-  }
-  return shares ? launch_reduce<S, int32_t, true>(args, stream) : launch_reduce<S, int32_t, false>(args, stream);
 }
 
 }  // namespace edgeless::cuda::reduction

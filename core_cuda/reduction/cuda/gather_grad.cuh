@@ -9,7 +9,7 @@
 #pragma once
 
 #include "../../common/fold.cuh"
-#include "kernels.h"
+#include "args.h"
 
 namespace edgeless::cuda::reduction {
 
@@ -146,25 +146,9 @@ __global__ void __launch_bounds__(kFoldThreads, gather_grad_blocks<S, Arg>(kShar
     gather_grad_kernel(const __grid_constant__ GatherArgs args) {
   const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
-  GatherGradFold<S, Arg, kShares, 4> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
-  fold_rows<4, int32_t>(args.graph, args.plan, fold);
-}
-
-template <class S, class Arg, bool kShares>
-cudaError_t launch_gather_grad(const GatherArgs& args, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
-  gather_grad_kernel<S, Arg, kShares><<<grid, kFoldThreads, 0, stream>>>(args);
-  merge_fold<GatherGradFold<S, Arg, kShares, 4>, int32_t>(args, stream);
-  return cudaGetLastError();
-}
-
-template <class S, bool kShares>
-cudaError_t gather_grad_instance(const GatherArgs& args, cudaStream_t stream) {
-  switch (args.arg_size) {
-    case 1: return launch_gather_grad<S, uint8_t, kShares>(args, stream);
-    case 2: return launch_gather_grad<S, uint16_t, kShares>(args, stream);
-    default: return launch_gather_grad<S, uint32_t, kShares>(args, stream);
-  }
+  GatherGradFold<S, Arg, kShares, kGatherBatch> fold(args,
+                                                     lane < args.plan.slice_vectors ? first + lane : args.vectors);
+  fold_rows<kGatherBatch, int32_t>(args.graph, args.plan, fold);
 }
 
 }  // namespace edgeless::cuda::reduction

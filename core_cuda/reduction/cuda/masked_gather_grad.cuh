@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../../common/fold.cuh"
-#include "kernels.h"
+#include "args.h"
 
 namespace edgeless::cuda::reduction {
 
@@ -139,7 +139,7 @@ struct MaskedGatherGradFold {
   __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
 };
 
-constexpr int kPickBatch = 4, kPickBlocks = 3;  // kPickBlocks: target occupancy in blocks per SM
+constexpr int kPickBlocks = 3;  // target occupancy in blocks per SM
 
 template <class Arg>
 __global__ void __launch_bounds__(kFoldThreads, kPickBlocks)
@@ -149,16 +149,6 @@ __global__ void __launch_bounds__(kFoldThreads, kPickBlocks)
   MaskedGatherGradFold<Arg, kPickBatch> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
   fold_rows<kPickBatch, int32_t>(args.graph, args.plan, fold);
 }
-
-template <class Arg>
-cudaError_t launch_masked_gather_grad(const GatherArgs& args, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
-  masked_gather_grad_kernel<Arg><<<grid, kFoldThreads, 0, stream>>>(args);
-  merge_fold<MaskedGatherGradFold<Arg, kPickBatch>, int32_t>(args, stream);
-  return cudaGetLastError();
-}
-
-constexpr int kByteThreads = 256;
 
 // One thread per four arguments.
 template <class Arg>

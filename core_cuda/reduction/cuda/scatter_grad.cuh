@@ -10,11 +10,9 @@
 #pragma once
 
 #include "../../common/fold.cuh"
-#include "kernels.h"
+#include "args.h"
 
 namespace edgeless::cuda::reduction {
-
-constexpr int kScatterThreads = 256;
 
 // The fixed-point scale of a feature. kSums: 64-bit words per sum.
 template <class A>
@@ -239,8 +237,6 @@ __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_consta
 
 // Converts the sums of a feature tile into the gradient, and zeroes them where another tile follows. A thread has four
 // columns (a tile has eight or more), with all loads in flight together.
-constexpr int kFinished = 4;
-
 template <class S>
 __global__ void __launch_bounds__(kScatterThreads) finish_kernel(const __grid_constant__ ScatterArgs args) {
   using A = Arithmetic<S>;
@@ -273,47 +269,6 @@ __global__ void __launch_bounds__(kScatterThreads) finish_kernel(const __grid_co
   for (int i = 0; i < kFinished; ++i) {
     if (i < numbers) to[i] = to_storage<S>(x[i]);
   }
-}
-
-inline unsigned scatter_blocks(int64_t threads) {
-  return static_cast<unsigned>((threads + kScatterThreads - 1) / kScatterThreads);
-}
-
-template <class S>
-cudaError_t measure_instance(const ScatterArgs& args, cudaStream_t stream) {
-  using Bits = typename Scale<Arithmetic<S>>::Bits;
-  const cudaError_t error = cudaMemsetAsync(args.largest, 0, (args.width + 2) * sizeof(Bits), stream);
-  if (error != cudaSuccess) return error;
-  const int64_t across = (args.width + 31) / 32, down = (args.graph.num_rows + 63) / 64;
-  const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(std::min<int64_t>(down, 8192 / across + 1)));
-  measure_kernel<S><<<grid, dim3(32, 8), 0, stream>>>(args);
-  return cudaGetLastError();
-}
-
-template <class S, class I>
-cudaError_t slice_instance(const ScatterArgs& args, cudaStream_t stream) {
-  send_kernel<S, I, false>
-      <<<scatter_blocks(args.graph.num_rows << args.columns_log2), kScatterThreads, 0, stream>>>(args);
-  if (args.shares) {
-    const int lanes = kNumbers<S, 4> << args.plan.team_log2;
-    const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), (args.columns + lanes - 1) / lanes);
-    share_kernel<S, I, false><<<grid, kFoldThreads, 0, stream>>>(args);
-  }
-  const int64_t fours = (args.num_columns << args.columns_log2) / kFinished;
-  finish_kernel<S><<<scatter_blocks(fours), kScatterThreads, 0, stream>>>(args);
-  return cudaGetLastError();
-}
-
-template <class S, class I>
-cudaError_t rest_instance(const ScatterArgs& args, cudaStream_t stream) {
-  const unsigned blocks = std::min(scatter_blocks(args.graph.num_rows << args.columns_log2), 2048u);
-  send_kernel<S, I, true><<<blocks, kScatterThreads, 0, stream>>>(args);
-  if (args.shares) {
-    const int lanes = kNumbers<S, 4> << args.plan.team_log2;
-    const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), (args.columns + lanes - 1) / lanes);
-    share_kernel<S, I, true><<<grid, kFoldThreads, 0, stream>>>(args);
-  }
-  return cudaGetLastError();
 }
 
 }  // namespace edgeless::cuda::reduction

@@ -8,12 +8,10 @@
 // Shared memory: lower words [nodes, columns], upper words [nodes, columns]. Storage: float, half, bfloat16.
 #pragma once
 
-#include "instance.h"
 #include "scatter_grad.cuh"
 
 namespace edgeless::cuda::reduction {
 
-constexpr int kSharedScatterThreads = 1024;
 constexpr int kSharedScatterBatch = 4;  // elements per thread in flight
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -198,34 +196,6 @@ __global__ void __launch_bounds__(kSharedScatterThreads, 1)
   if (nothing_left<S>(args)) return;
   wait_for_owners<kCluster>();
   owner.template walk<true>();
-}
-
-template <class S, class I, bool kCluster>
-cudaError_t launch_shared_scatter_grad(const SharedScatterArgs& own, cudaStream_t stream) {
-  auto kernel = shared_scatter_grad_kernel<S, I, kCluster>;
-  const int bytes = own.nodes * 8 << own.scatter.columns_log2;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = 1u << own.owners_log2, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(own.groups << own.owners_log2);
-  config.blockDim = dim3(kSharedScatterThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(bytes);
-  config.stream = stream;
-  config.attrs = &cluster, config.numAttrs = kCluster ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, own);
-}
-
-template <class S>
-cudaError_t shared_scatter_grad_instance(bool wide_index, const SharedScatterArgs& own, cudaStream_t stream) {
-  if (wide_index) {
-    return own.owners_log2 ? launch_shared_scatter_grad<S, int64_t, true>(own, stream)
-                           : launch_shared_scatter_grad<S, int64_t, false>(own, stream);
-  }
-  return own.owners_log2 ? launch_shared_scatter_grad<S, int32_t, true>(own, stream)
-                         : launch_shared_scatter_grad<S, int32_t, false>(own, stream);
 }
 
 }  // namespace edgeless::cuda::reduction

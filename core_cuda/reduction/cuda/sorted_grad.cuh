@@ -11,11 +11,11 @@
 
 #include "../../common/fold.cuh"
 #include "../../common/warp.cuh"
-#include "instance.h"
+#include "args.h"
 
 namespace edgeless::cuda::reduction {
 
-constexpr int kSortThreads = 128, kBins = 1024;
+constexpr int kBins = 1024;
 constexpr int kChunk = 128;  // bins that a warp scans at once, four per lane
 
 // The bits of a value in the lower half, its column in the feature tile in the upper half.
@@ -374,37 +374,6 @@ __global__ void __launch_bounds__(kFoldThreads, sorted_grad_blocks(kAhead))
   const int lane = threadIdx.x % kLanes, team_begin = threadIdx.x - lane;
   SortedGradFold<S, kLanes, kAhead> fold(args, lane, reinterpret_cast<float*>(sums) + team_begin * kSortPer);
   fold_rows<4, int32_t>(args.graph, args.plan, fold);
-}
-
-template <class S, class Arg, int kLanes>
-cudaError_t launch_sorted(const SortArgs& args, cudaStream_t stream) {
-  constexpr int kRows = kSortThreads / 32;
-  const unsigned blocks = static_cast<unsigned>((args.csr.num_rows + kRows - 1) / kRows);
-  sort_kernel<S, Arg, kLanes * kSortPer><<<blocks, kSortThreads, 0, stream>>>(args);
-  // An edge has columns / degree items on average; lanes load two at a time where that fills half a sub-warp or more.
-  const bool many = args.graph.num_edges <= 2 * kSortPer * args.csr.num_rows;
-  const auto take = many ? sorted_grad_kernel<S, kLanes, 2> : sorted_grad_kernel<S, kLanes, 1>;
-  take<<<static_cast<unsigned>(args.plan.part.num_ranges), kFoldThreads, 0, stream>>>(args);
-  merge_fold<TakenSums<S, kLanes>, int32_t>(args, stream);
-  return cudaGetLastError();
-}
-
-template <class S, class Arg>
-cudaError_t launch_sorted(const SortArgs& args, cudaStream_t stream) {
-  switch (args.plan.team_log2) {
-    case 3: return launch_sorted<S, Arg, 8>(args, stream);
-    case 4: return launch_sorted<S, Arg, 16>(args, stream);
-    default: return launch_sorted<S, Arg, 32>(args, stream);
-  }
-}
-
-template <class S>
-cudaError_t sorted_grad_instance(const SortArgs& args, cudaStream_t stream) {
-  switch (args.arg_size) {
-    case 1: return launch_sorted<S, uint8_t>(args, stream);
-    case 2: return launch_sorted<S, uint16_t>(args, stream);
-    default: return launch_sorted<S, uint32_t>(args, stream);
-  }
 }
 
 }  // namespace edgeless::cuda::reduction

@@ -10,11 +10,11 @@
 
 #include "../../common/vec.cuh"
 #include "entries.cuh"
+#include "geometry.h"
 #include "piece_tiles.h"
 
 namespace edgeless::cuda::relational::add_gradients {
 
-constexpr int kThreads = 256;
 constexpr int kBatch = 4;  // chunks that a thread asks for at once
 
 template <class S>
@@ -25,8 +25,6 @@ __device__ __forceinline__ void store(void* to, int64_t at, bool wide, float x) 
     static_cast<S*>(to)[at] = to_storage<S>(x);
   }
 }
-
-constexpr int kOwnSides = 32;  // that share the chunks of what is summed over all rows
 
 // A thread block has 4 kThreads / sides numbers of one type: first those of all types, then what is summed over all
 // rows.

@@ -9,10 +9,11 @@
 
 #include "../../common/vec.cuh"
 #include "entries.cuh"
+#include "geometry.h"
 
 namespace edgeless::cuda::relational::any_product {
 
-constexpr int kTile = 32, kDown = 8, kPer = kTile / kDown;  // a block has 32 by 8 threads, each with 4 rows
+constexpr int kPer = kTile / kDown;  // rows of a thread
 
 // sum[i] += the product of row threadIdx.y + 8 i and column threadIdx.x of a tile; a(row, k) and b(k, column) are 0
 // outside. Whole block.
@@ -111,8 +112,6 @@ __global__ void __launch_bounds__(kTile* kDown) outer_kernel(const __grid_consta
 }
 
 // The chunks of every type's outer products, added in their order.
-constexpr int kAddThreads = 256;
-
 template <class S>
 __global__ void __launch_bounds__(kAddThreads) add_chunks_kernel(const __grid_constant__ OuterArgs args) {
   using A = Arithmetic<S>;

@@ -12,13 +12,6 @@
 
 namespace edgeless::cuda::relational {
 
-template <class T>
-struct Launch {
-  FewTypedArgs<T> of;
-  GridSortArgs sort;
-  int32_t* rows;  // [edges] of sorted edges
-};
-
 // Edges by type and row; which of them begin a piece.
 struct SortedEdges {
   const int32_t *types, *rows;
@@ -67,7 +60,7 @@ inline __device__ PiecesBefore count_pieces(const SortedEdges& edges, int32_t co
 
 // Whatever types are given, nothing is written but results and scratch.
 template <class T>
-__global__ void __launch_bounds__(kGridThreads) few_pieces_kernel(const __grid_constant__ Launch<T> launch) {
+__global__ void __launch_bounds__(kGridThreads) few_pieces_kernel(const __grid_constant__ FewPieces<T> launch) {
   __shared__ GridSortRoom room;
   const FewTypedArgs<T>& args = launch.of;
   const int32_t count = args.edges;

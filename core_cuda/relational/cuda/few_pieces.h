@@ -1,9 +1,10 @@
-// typed_edges of few edges, by one launch. No torch, no host sync.
+// typed_edges of few edges, by one launch. No CUDA and no torch, no host sync.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
+
+#include "../../graph/grid_sort.h"
+#include "../../jit/queue.h"
 
 namespace edgeless::cuda::relational {
 
@@ -22,9 +23,17 @@ struct FewTypedArgs {
   int32_t* by_row = nullptr;      // [num_rows + 1 + edges] where the pieces of a row begin; pieces by row, then zeros
 };
 
+// The arguments of the kernel.
+template <class T>
+struct FewPieces {
+  FewTypedArgs<T> of;
+  GridSortArgs sort;
+  int32_t* rows;  // [edges] of sorted edges
+};
+
 // Numbers of int32 that it needs beside its results.
 int64_t few_pieces_scratch(int64_t edges, int multiprocessors);
 template <class T>
-cudaError_t cut_few_edges(const FewTypedArgs<T>& args, int32_t* scratch, int multiprocessors, cudaStream_t stream);
+void cut_few_edges(const FewTypedArgs<T>& args, int32_t* scratch, int multiprocessors, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda::relational

@@ -1,11 +1,10 @@
-// What the CUDA kernels of typed products are given. No torch.
+// What the CUDA kernels of typed products are given. No CUDA and no torch.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 #include "../../common/storage.h"
+#include "../../jit/queue.h"
 
 namespace edgeless::cuda::relational {
 
@@ -57,15 +56,12 @@ constexpr int64_t num_tiles(int64_t entries, int64_t types, int64_t size) { retu
 
 // On tensor cores, from compute capability 8.0 on: rows of x, y, out and weights are whole vectors of 16 bytes and
 // begin on 16 bytes, those of a block too, and a bias does. Not of doubles.
-cudaError_t run_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
+void run_product(Storage storage, const ProductArgs& args, const jit::Queue& queue);
 // Square matrices of so many columns at most: out may be x, for a warp has read its rows' blocks before it writes them.
 constexpr int kMostColumnsInPlace = 64;
-cudaError_t run_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
+void run_outer(Storage storage, const OuterArgs& args, const jit::Queue& queue);
 // Of whatever there is.
-cudaError_t run_any_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
-cudaError_t run_any_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
-
-// The second half of both: `partial` is there, x and y are not looked at.
-cudaError_t add_chunks(Storage storage, const OuterArgs& args, cudaStream_t stream);
+void run_any_product(Storage storage, const ProductArgs& args, const jit::Queue& queue);
+void run_any_outer(Storage storage, const OuterArgs& args, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda::relational

@@ -12,6 +12,7 @@
 
 #include "../../projection/cuda/float_tiles.cuh"
 #include "../../projection/cuda/half_tiles.cuh"
+#include "geometry.h"
 #include "product_parts.cuh"
 #include "shared_access.cuh"
 
@@ -20,14 +21,14 @@ namespace edgeless::cuda::relational::outer {
 using projection::kTileDepth;
 using Tiling = projection::SquareTiling;
 
-constexpr int kSize = Tiling::kRows, kThreads = Tiling::kThreads;  // a block makes 64 by 64 numbers of a matrix
+static_assert(kSize == Tiling::kRows && kThreads == Tiling::kThreads);
 
 // Two tiles of numbers S, and the sum of their products.
 template <class S>
 struct Outer {
   using T = uint16_t;
   using Operand = projection::half::Operand<kSize, true, kThreads>;
-  static constexpr int kStages = 8;
+  static constexpr int kStages = stages(2);
   Tiling::Sum sum = {};
 
   __device__ __forceinline__ void add(const T* x, const T* y, const projection::WarpPlace<Tiling>& place) {
@@ -38,7 +39,7 @@ template <>
 struct Outer<float> {
   using T = float;
   using Operand = projection::floats::Operand<kSize, true, kThreads>;
-  static constexpr int kStages = 4;
+  static constexpr int kStages = stages(4);
   Tiling::Sum sum = {}, part;
 
   __device__ __forceinline__ void add(const T* x, const T* y, const projection::WarpPlace<Tiling>& place) {
@@ -46,10 +47,7 @@ struct Outer<float> {
   }
 };
 
-template <class S>
-constexpr int kTileNumbers = Outer<S>::Operand::kNumbers;
-template <class S>
-constexpr int kSharedBytes = Outer<S>::kStages * 2 * kTileNumbers<S> * static_cast<int>(sizeof(S));
+static_assert(kTileNumbers == Outer<float>::Operand::kNumbers && kTileNumbers == Outer<__half>::Operand::kNumbers);
 
 // The rows of a range's entries, in tiles of 32 entries: 64 columns of x from the block's first row of the matrix on,
 // and of y from its first column on. A warp copies 8 rows of either. For each of these a lane asks for its id a tile
@@ -104,7 +102,7 @@ class GatheredTiles {
 
  private:
   static constexpr int kStride = Outer<S>::Operand::kStride, kVector = 16 / sizeof(T);
-  static constexpr int kTileBytes = kTileNumbers<S> * static_cast<int>(sizeof(T));
+  static constexpr int kTileBytes = kTileNumbers * static_cast<int>(sizeof(T));
   static constexpr int kInLine = kSize / kVector, kOfWarp = 32 / kInLine;  // threads of a row, rows of a warp
   static constexpr int kLines = kThreads / kInLine, kCopies = kTileDepth / kLines;
   static constexpr int kRows = kOfWarp * kCopies;
@@ -141,8 +139,8 @@ __global__ void __launch_bounds__(kThreads, 3) outer_kernel(const __grid_constan
   projection::walk_depth<Outer<S>::kStages>(
       projection::tile_steps(range.end - range.begin), [&](int stage) { tiles.load(stage); },
       [&](int stage) {
-        const T* x = shared + stage * 2 * kTileNumbers<S>;
-        outer.add(x, x + kTileNumbers<S>, place);
+        const T* x = shared + stage * 2 * kTileNumbers;
+        outer.add(x, x + kTileNumbers, place);
       });
   const int64_t size = static_cast<int64_t>(args.rows) * args.columns;
   float* partial = static_cast<float*>(args.partial) + (static_cast<int64_t>(blockIdx.x) * args.blocks + block) * size;

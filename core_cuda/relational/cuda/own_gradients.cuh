@@ -10,16 +10,14 @@
 // block prefetches its next tile while it multiplies one.
 #pragma once
 
+#include "geometry.h"
 #include "squares.cuh"
 #include "tile_products.cuh"
 
 namespace edgeless::cuda::relational::own_gradients {
 
 template <class S, int kWidth>
-struct Shape {
-  static constexpr int kStride = kTileStride<S, kWidth>, kTile = kTilePieces * kStride;
-  static constexpr int kSums = kFusedThreads * kVec<S> * static_cast<int>(sizeof(float));  // of columns
-  static constexpr int kBytes = 2 * kTile * static_cast<int>(sizeof(S)) + kSums;
+struct Shape : OwnGradientsLayout<S, kWidth> {
   // That a multiprocessor has registers for.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
 };
@@ -120,7 +118,8 @@ struct OwnTile {
   float4 own[kTilePieces * kSquareVectors], grad[kTilePieces * kSquareVectors];
 };
 
-constexpr int kSquareThreads = 128;
+static_assert(2 * sizeof(OwnTile) == kOwnSquaresBytes);
+
 constexpr int kSquareBlocks = 3;  // that a multiprocessor has shared memory for
 
 // Asks for `count` rows from `first` on; zeros are behind them and behind a row's end.

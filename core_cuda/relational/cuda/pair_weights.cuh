@@ -8,11 +8,12 @@
 
 #include "../../common/vec.cuh"
 #include "../../common/warp.cuh"
+#include "geometry.h"
 #include "pair_weights.h"
 
 namespace edgeless::cuda::relational::pair_weights {
 
-constexpr int kThreads = 512, kAtOnce = 4;  // numbers of a thread, side by side
+constexpr int kAtOnce = 4;  // numbers of a thread, side by side
 
 // Four numbers of a parameter or of a row are a vector: of 16 bits one of 8 bytes.
 template <class S>

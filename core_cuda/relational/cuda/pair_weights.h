@@ -1,12 +1,11 @@
 // The matrices of keys and of values of every type side by side, those of keys times a number each, and the gradients
-// of what they are made of. No torch.
+// of what they are made of. No CUDA and no torch.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 #include "../../common/storage.h"
+#include "../../jit/queue.h"
 
 namespace edgeless::cuda::relational {
 
@@ -31,8 +30,8 @@ struct PairWeightsArgs {
 };
 
 // out = keys scale factor | values
-cudaError_t run_pair_weights(Storage rows, const PairWeightsArgs& args, cudaStream_t stream);
+void run_pair_weights(Storage rows, const PairWeightsArgs& args, const jit::Queue& queue);
 // of_keys = grad scale, of_scale = the sum of grad keys over a matrix, of_values = grad
-cudaError_t run_pair_weight_gradients(Storage rows, const PairWeightsArgs& args, cudaStream_t stream);
+void run_pair_weight_gradients(Storage rows, const PairWeightsArgs& args, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda::relational

@@ -1,4 +1,5 @@
-// What the kernels are given that sum the edges of pieces and multiply the sums while they are at hand. No torch.
+// What the kernels are given that sum the edges of pieces and multiply the sums while they are at hand. No CUDA and
+// no torch.
 #pragma once
 
 #include "kernels.h"
@@ -29,6 +30,10 @@ struct Neighbors {
   int team_log2 = 0;                 // lanes of a row: at least two, and no fewer than vectors
   const float* of_pieces = nullptr;  // [pieces] what the sum of a piece is multiplied by; null: 1
 };
+
+// What the edges of the kernels of short pieces (short_sums.cuh), or the sums of their pieces, are weighed by.
+enum class Weights { none, in_order, by_id, of_pieces };
+inline constexpr const char* type_text(Weights) { return "edgeless::cuda::relational::Weights"; }
 
 // A matrix [*, columns] whose rows are whole vectors of 16 bytes; row_numbers from row to row.
 struct Rows {
@@ -115,20 +120,20 @@ struct AddGradientsArgs {
 };
 
 // Of what fuses_widths() takes (../plan.h).
-cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, cudaStream_t stream);
+void run_piece_products(Storage storage, const PieceProductsArgs& args, const jit::Queue& queue);
 // The same of floats of up to kMostShortWidth where pieces have few edges: `share` tiles are a chunk. scratch: so many
 // bytes, of whole vectors.
 int64_t short_products_scratch(const PieceProductsArgs& args);
-cudaError_t run_short_products(const PieceProductsArgs& args, void* scratch, int processors, cudaStream_t stream);
-cudaError_t run_piece_gradients(Storage storage, const PieceGradientsArgs& args, cudaStream_t stream);
+void run_short_products(const PieceProductsArgs& args, void* scratch, int processors, const jit::Queue& queue);
+void run_piece_gradients(Storage storage, const PieceGradientsArgs& args, const jit::Queue& queue);
 // The same of floats of up to kMostShortWidth. scratch: so many bytes, of whole vectors.
 int64_t short_gradients_scratch(const PieceGradientsArgs& args);
-cudaError_t run_short_gradients(const PieceGradientsArgs& args, void* scratch, cudaStream_t stream);
-cudaError_t run_hub_sums(Storage storage, const HubSumsArgs& args, cudaStream_t stream);
-cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t stream);
+void run_short_gradients(const PieceGradientsArgs& args, void* scratch, const jit::Queue& queue);
+void run_hub_sums(Storage storage, const HubSumsArgs& args, const jit::Queue& queue);
+void run_row_sums(Storage storage, const RowSumsArgs& args, const jit::Queue& queue);
 // The same of rows of up to kMostShortWidth numbers that have few neighbours.
-cudaError_t run_short_rows(Storage storage, const RowSumsArgs& args, int processors, cudaStream_t stream);
-cudaError_t run_own_gradients(Storage storage, const OwnGradientsArgs& args, cudaStream_t stream);
-cudaError_t run_add_gradients(Storage storage, const AddGradientsArgs& args, cudaStream_t stream);
+void run_short_rows(Storage storage, const RowSumsArgs& args, int processors, const jit::Queue& queue);
+void run_own_gradients(Storage storage, const OwnGradientsArgs& args, const jit::Queue& queue);
+void run_add_gradients(Storage storage, const AddGradientsArgs& args, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda::relational

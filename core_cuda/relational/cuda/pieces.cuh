@@ -1,10 +1,10 @@
 // The kernels that cut sorted edges into pieces, and those of what is known of the pieces.
 //
 // Edges are sorted by type and by row. A run is a segment of edges that have one type and one row; its first edge and
-// every cut-th edge after that begin a piece. Two inclusive scans over the edges (pieces.cu) run between the kernels:
-// the largest position at which a run has begun so far gives every edge the begin of its run, and the sum of the edges
-// that begin a piece gives every edge the number of its piece, counted from one. In all kernels a thread has one item,
-// an edge, a piece or a type, but for means_kernel, in which a warp has a piece.
+// every cut-th edge after that begin a piece. Two inclusive scans over the edges (common/scan.h) run between the
+// kernels: the largest position at which a run has begun so far gives every edge the begin of its run, and the sum of
+// the edges that begin a piece gives every edge the number of its piece, counted from one. In all kernels a thread has
+// one item, an edge, a piece or a type, but for means_kernel, in which a warp has a piece.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,6 @@
 #include "pieces.h"
 
 namespace edgeless::cuda::relational {
-
-constexpr int kWarp = 32;
 
 template <class I>
 __global__ void arrange_kernel(ArrangeArgs<I> args) {

@@ -1,12 +1,15 @@
-// Edges that are sorted by type and row, cut into pieces; and what is known of the pieces. No torch, no host sync.
+// Edges that are sorted by type and row, cut into pieces; and what is known of the pieces. No CUDA and no torch, no
+// host sync.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
 
+#include "../../jit/queue.h"
+
 namespace edgeless::cuda::relational {
+
+constexpr int kWarp = 32;  // threads
 
 // Edges by row, brought to the order of their types.
 template <class I>
@@ -19,7 +22,7 @@ struct ArrangeArgs {
   I *to_rows = nullptr, *to_indices = nullptr, *to_ids = nullptr;
 };
 template <class I>
-cudaError_t arrange_edges(const ArrangeArgs<I>& args, cudaStream_t stream);
+void arrange_edges(const ArrangeArgs<I>& args, const jit::Queue& queue);
 
 // I: type of all ids, int32_t or int64_t.
 template <class I>
@@ -40,7 +43,7 @@ template <class I>
 size_t pieces_scratch(int64_t edges);
 // `scratch` holds pieces_scratch<I>(edges) bytes.
 template <class I>
-cudaError_t cut_into_pieces(const PiecesArgs<I>& args, void* scratch, cudaStream_t stream);
+void cut_into_pieces(const PiecesArgs<I>& args, void* scratch, const jit::Queue& queue);
 
 // One over the number of edges of the same type and row, for every edge by its id, or for every piece where there are
 // no ids; A: float or double.
@@ -54,10 +57,10 @@ struct MeansArgs {
   A* means = nullptr;
 };
 template <class I, class A>
-cudaError_t run_means(const MeansArgs<I, A>& args, cudaStream_t stream);
+void run_means(const MeansArgs<I, A>& args, const jit::Queue& queue);
 
 // of_edges[edge_ids[e]] = the pair that has edge e, of those that begin at ptr [pairs + 1]
 template <class I>
-cudaError_t run_pairs(const I* ptr, int64_t pairs, const I* edge_ids, int64_t edges, I* of_edges, cudaStream_t stream);
+void run_pairs(const I* ptr, int64_t pairs, const I* edge_ids, int64_t edges, I* of_edges, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda::relational

@@ -13,34 +13,26 @@
 
 #include "../../projection/cuda/float_tiles.cuh"
 #include "../../projection/cuda/half_tiles.cuh"
+#include "geometry.h"
 #include "product_parts.cuh"
 #include "shared_access.cuh"
 
 namespace edgeless::cuda::relational::product {
 
-constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kRows = 16;  // of a warp's mma
 
 template <class S>
-constexpr int kVector = 16 / sizeof(S);
-
+constexpr int kVector = vector(sizeof(S));
 template <class S>
-constexpr int kGroupDepth = 4 * kVector<S>;  // of the vectors that the four threads of a row have, and of two mma
-constexpr int kGroups = 2;                   // of a step
+constexpr int kGroupDepth = group_depth(sizeof(S));
+template <class S>
+constexpr int kChunk = chunk(sizeof(S));
+template <class S>
+constexpr int kVectors = vectors(sizeof(S));
 template <class S>
 constexpr int kStep = kGroups * kGroupDepth<S>;  // the depth that is copied, and of floats added up, at once
 
-// The depth of the weights that are in shared memory, and how many vectors they take there for a group of depths and
-// eight columns: a float is two numbers.
-template <class S>
-constexpr int kChunk = std::is_same_v<S, float> ? 128 : 256;
-template <class S>
-constexpr int kVectors = std::is_same_v<S, float> ? 2 : 1;
-
-constexpr int kWideSides = 8;  // mma of 8 columns each that a block makes
 static_assert(kMostColumnsInPlace <= 8 * kWideSides && kMostColumnsInPlace <= kChunk<float>);
-template <class S>
-constexpr int kNarrowSides = kVector<S> / 2;  // where that is enough: a thread has one vector of a row of results
 
 // Blocks that a multiprocessor has registers for.
 template <class S, int kSides>
@@ -186,13 +178,11 @@ __device__ __forceinline__ void multiply_step(const Vector (&rows)[2][kGroups], 
 template <class S>
 class RowSteps {
  public:
-  static constexpr int kSlots = 4, kSlotBytes = 2 * kGroups * 32 * 16, kBytes = kSlots * kSlotBytes;  // of a warp
-
-  // x: of the block's depths. room: kBytes for every warp.
+  // x: of the block's depths. room: kRowBytes for every warp.
   __device__ __forceinline__ RowSteps(const ProductArgs& args, const Range& range, const S* x, const Vector* room)
       : args_(args), begin_(range.begin), count_(static_cast<int>(range.end - range.begin)) {
     x_ = x + place_.in_group * kVector<S>;
-    room_ = projection::shared_address(room) + place_.warp * kBytes + place_.lane * 16;
+    room_ = projection::shared_address(room) + place_.warp * kRowBytes + place_.lane * 16;
     row_ = place_.warp * kRows;
     ask_for_ids(row_), begin_tile();
 #pragma unroll
@@ -294,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S, kSides>)
   check_offsets(args.entries);
   extern __shared__ float4 memory[];
   Vector* const room = reinterpret_cast<Vector*>(memory);
-  Vector* const staged = room + kWarps * RowSteps<S>::kBytes / sizeof(Vector);
+  Vector* const staged = room + kWarps * kRowBytes / sizeof(Vector);
   constexpr int kColumns = 8 * kSides;
   const int across = (args.columns + kColumns - 1) / kColumns, block = blockIdx.y, depth = args.depth;
   const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;

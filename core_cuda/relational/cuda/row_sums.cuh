@@ -3,7 +3,7 @@
 // [own_width, width].
 //
 // A tile is up to 64 rows that follow each other and have about as much work in each tile, whatever the degrees of the
-// rows are; a row with very many neighbours has parts of its sum made before (hub_sums.cu). A thread block walks the
+// rows are; a row with very many neighbours has parts of its sum made before (hub_sums.cuh). A thread block walks the
 // tiles of its share. It sums the neighbours of a tile (tile_sums.cuh, tensor_sums.cuh) while the nodes' own rows are
 // copied to shared memory asynchronously, multiplies these on tensor cores and adds everything up, so that each row of
 // the output is written once. Where rows have few neighbours, short_rows.cuh is faster.

@@ -12,6 +12,7 @@
 #include <cuda_fp16.h>
 
 #include "../../projection/cuda/half_tiles.cuh"
+#include "geometry.h"
 #include "shared_access.cuh"
 
 namespace edgeless::cuda::relational {
@@ -39,10 +40,8 @@ __device__ __forceinline__ void split_pair(float x, float y, float by, uint32_t&
 // a vector of every lane, then one of their rests; behind all of them what the columns are multiplied by in the end.
 template <int kWidth>
 struct WeightParts {
-  static constexpr int kSteps = kWidth / 16;               // of 16 depths, or columns
-  static constexpr int kParts = kSteps * kSteps * 2 * 32;  // vectors
-  static constexpr int kVectors = kParts + kWidth / 4;
-
+  static constexpr int kSteps = kWidth / 16;                                             // of 16 depths, or columns
+  static constexpr int kVectors = part_vectors(kWidth), kParts = kVectors - kWidth / 4;  // of them all, without rests
   // Where the lane's parts of depths 16 step and columns 16 pair lie.
   static constexpr int place(int step, int pair, int lane) { return (step * kSteps + pair) * 64 + lane; }
   // A row's numbers lie in registers as they are read, four side by side in a lane, and not as a fragment says. So of
@@ -53,7 +52,6 @@ struct WeightParts {
 
 // Puts a matrix there, whose numbers outside [depth, columns] are zero; `transposed`: it lies as [columns, depth]. A
 // block of kPartThreads.
-constexpr int kPartThreads = 256;
 template <int kWidth, bool kTransposed>
 __device__ __forceinline__ void put_parts(uint4* to, const float* from, int64_t row_numbers, int depth, int columns) {
   using Parts = WeightParts<kWidth>;

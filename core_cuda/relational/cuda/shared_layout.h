@@ -9,6 +9,11 @@ namespace edgeless::cuda::relational {
 
 constexpr int kTilePieces = 64;  // of a tile, at most
 
+constexpr int kFusedLog2 = 8,
+              kFusedThreads = 1 << kFusedLog2;  // of a block, where its tiles have no shape of their own
+// Threads of a block that makes tiles [64, width] of which a warp has so many columns.
+constexpr int tile_threads(int width, int columns) { return 128 * width / columns; }
+
 // Where the pieces of a tile and of the two after it begin, and the ends of the last.
 using TileBegins = int[3][kTilePieces + 1];
 
@@ -34,10 +39,10 @@ constexpr bool kInFragments = sizeof(S) == 4 && kWidth <= 64;
 // What making the sums of floats takes (tile_sums.cuh).
 template <int kWidth, int kColumns>
 struct FloatSumsLayout {
-  static constexpr int kThreads = 128 * kWidth / kColumns;  // of a block
-  static constexpr int kPer = kWidth / 32;                  // numbers of a lane
-  static constexpr int kAhead = kWidth > 64 ? 8 : 16;       // rows that a sub-warp has in flight
-  static constexpr int kLeads = kThreads * kPer * 4;        // bytes
+  static constexpr int kThreads = tile_threads(kWidth, kColumns);  // of a block
+  static constexpr int kPer = kWidth / 32;                         // numbers of a lane
+  static constexpr int kAhead = kWidth > 64 ? 8 : 16;              // rows that a sub-warp has in flight
+  static constexpr int kLeads = kThreads * kPer * 4;               // bytes
   // A lane has its part of kAhead rows, and three numbers of two edges.
   static constexpr int kBytes = kLeads + kThreads * (kAhead * kPer * 4 + 24);
 };
@@ -46,9 +51,9 @@ struct FloatSumsLayout {
 template <int kWidth, int kColumns>
 struct HalfSumsLayout {
   static constexpr int kStride = kWidth + 8;
-  static constexpr int kThreads = 128 * kWidth / kColumns;  // of a block
-  static constexpr int kChunk = kWidth > 64 ? 64 : 96;      // edges whose rows are in shared memory together
-  static constexpr int kDepth = 16;                         // of an mma
+  static constexpr int kThreads = tile_threads(kWidth, kColumns);  // of a block
+  static constexpr int kChunk = kWidth > 64 ? 64 : 96;             // edges whose rows are in shared memory together
+  static constexpr int kDepth = 16;                                // of an mma
   static constexpr int kRows = kChunk * kStride, kWeights = kChunk + kDepth;
   static constexpr int kBytes = 2 * (kRows * 2 + kWeights * 4);
 };
@@ -99,5 +104,32 @@ struct RowSumsLayout {
   static constexpr int kBytes = (kOwn + kRoot) * static_cast<int>(sizeof(S)) + kSums * static_cast<int>(sizeof(float)) +
                                 SumsLayout<S, kWidth, kColumns>::kBytes;
 };
+
+// Of own_gradients.cuh: own and grad [64][width], and of every thread the sums of a vector's columns.
+template <class S, int kWidth>
+struct OwnGradientsLayout {
+  static constexpr int kStride = kTileStride<S, kWidth>, kTile = kTilePieces * kStride;
+  static constexpr int kSums = kFusedThreads * (16 / static_cast<int>(sizeof(S))) * static_cast<int>(sizeof(float));
+  static constexpr int kBytes = 2 * kTile * static_cast<int>(sizeof(S)) + kSums;
+};
+
+// A matrix [width, width] in the 16-bit parts that tensor cores take, and scales of its columns: so many vectors
+// (scaled_halves.cuh).
+constexpr int part_vectors(int width) { return width / 16 * (width / 16) * 2 * 32 + width / 4; }
+
+// Rows of up to 64 floats in tiles without padding: own and grad of two tiles; x and g of one and the parts of a weight
+// (short_gradients.cuh); the parts of two weights (short_pieces.cuh).
+constexpr int kFloatsBytes = kTilePieces * 64 * static_cast<int>(sizeof(float));
+constexpr int kOwnSquaresBytes = 2 * 2 * kFloatsBytes;
+constexpr int kShortGradientsBytes = 2 * kFloatsBytes + part_vectors(64) * 16;
+constexpr int short_products_bytes(int width) { return 2 * part_vectors(width) * 16; }
+
+// The plan knows the memory of the first kernels alone.
+static_assert(OwnGradientsLayout<float, 64>::kBytes <= GradientsLayout<float, 64>::kBytes &&
+              OwnGradientsLayout<float, 128>::kBytes <= GradientsLayout<float, 128>::kBytes &&
+              OwnGradientsLayout<short, 64>::kBytes <= GradientsLayout<short, 64>::kBytes &&
+              OwnGradientsLayout<short, 128>::kBytes <= GradientsLayout<short, 128>::kBytes &&
+              kOwnSquaresBytes <= GradientsLayout<float, 64>::kBytes &&
+              kShortGradientsBytes <= GradientsLayout<float, 64>::kBytes);
 
 }  // namespace edgeless::cuda::relational

@@ -18,11 +18,6 @@
 
 namespace edgeless::cuda::relational {
 
-struct ShortGradients {
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;  // of a block
-  static constexpr int kBlocks = 3;                         // that a multiprocessor has registers for
-  static constexpr int kStep = kWarps * kWarpPieces;        // pieces that a block has at once
-};
 static_assert(kMostShortWidth == 2 * kSquare && ShortGradients::kStep == kTilePieces);
 
 // What a block has in shared memory: of 64 pieces x and g, and the parts of the weight.
@@ -30,8 +25,7 @@ struct Memory {
   float4 x[ShortGradients::kStep * kSquareVectors], g[ShortGradients::kStep * kSquareVectors];
   uint4 parts[WeightParts<kMostShortWidth>::kVectors];
 };
-static_assert(sizeof(Memory) <= GradientsLayout<float, kMostShortWidth>::kBytes,
-              "the plan knows the memory of that kernel alone");
+static_assert(sizeof(Memory) == kShortGradientsBytes);
 
 // The warp's rows of x and of g in shared memory.
 __device__ __forceinline__ void ask_for_own(Memory& tile, const Rows& x, int width, int row_of_lane) {

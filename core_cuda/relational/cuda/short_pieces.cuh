@@ -18,46 +18,22 @@
 #include "../../common/search.h"
 #include "../../projection/cuda/tiles.cuh"
 #include "entries.cuh"
+#include "short_pieces.h"
 #include "short_sums.cuh"
 
 namespace edgeless::cuda::relational {
-
-struct ShortProducts {
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;  // of a block
-  static constexpr int kBlocks = 4;                         // that a multiprocessor has registers for
-  static constexpr int kStep = kWarps * kWarpPieces;        // pieces that a block has at once
-};
-
-// Pieces [begin, end) of a type; type -1: there is no such chunk.
-struct alignas(16) Chunk {
-  int type, begin, end, unused;
-};
-
-// What the kernel finds in its scratch memory.
-template <int kWidth>
-struct Scratch {
-  uint4* parts;   // [types, kVectors]
-  Chunk* chunks;  // [num_chunks + 1]
-  int* taken;     // chunks that blocks took beside those that they begin with
-
-  Scratch(void* memory, int64_t types, int64_t num_chunks)
-      : parts(static_cast<uint4*>(memory)),
-        chunks(reinterpret_cast<Chunk*>(parts + types * WeightParts<kWidth>::kVectors)),
-        taken(reinterpret_cast<int*>(chunks + num_chunks + 1)) {}
-};
 
 // Behind all pieces, where a chunk has none left: that it has no edges must not be taken for what is known of a piece
 // of a later chunk.
 constexpr int kNoPiece = INT_MAX / 2;
 
-constexpr int kBegun = 3;  // chunks that a block begins with
-
 template <int kWidth>
 __global__ void __launch_bounds__(kPartThreads) prepare_products_kernel(const __grid_constant__ PieceProductsArgs args,
-                                                                        const Scratch<kWidth> scratch, int num_chunks) {
+                                                                        const ShortScratch scratch, int num_chunks) {
   const int types = args.pieces.types;
   if (static_cast<int>(blockIdx.x) < types) {
-    put_parts<kWidth, false>(scratch.parts + static_cast<int64_t>(blockIdx.x) * WeightParts<kWidth>::kVectors,
+    auto* const parts = static_cast<uint4*>(scratch.parts);
+    put_parts<kWidth, false>(parts + static_cast<int64_t>(blockIdx.x) * WeightParts<kWidth>::kVectors,
                              static_cast<const float*>(args.weight.numbers) + blockIdx.x * args.weight_type,
                              args.weight.row_numbers, args.in_width, args.out_width);
     return;
@@ -76,8 +52,7 @@ __global__ void __launch_bounds__(kPartThreads) prepare_products_kernel(const __
 
 template <int kWidth, Weights kWeights, bool kFull>
 __global__ void __launch_bounds__(ShortProducts::kThreads, ShortProducts::kBlocks)
-    short_products_kernel(const __grid_constant__ PieceProductsArgs args, const Scratch<kWidth> scratch,
-                          int num_chunks) {
+    short_products_kernel(const __grid_constant__ PieceProductsArgs args, const ShortScratch scratch, int num_chunks) {
   using Parts = WeightParts<kWidth>;
   extern __shared__ uint4 two_weights[];  // their parts
   __shared__ Chunk known[kBegun];         // this turn's chunk, and those of the two turns after it
@@ -85,7 +60,7 @@ __global__ void __launch_bounds__(ShortProducts::kThreads, ShortProducts::kBlock
   const int begin_of_warp = threadIdx.x / 32 * kWarpPieces;
   const bool leads = threadIdx.x == 0;
   const auto ask_for_parts = [&](int type, int slot) {
-    const uint4* const from = scratch.parts + static_cast<int64_t>(type) * Parts::kVectors;
+    const auto* const from = static_cast<const uint4*>(scratch.parts) + static_cast<int64_t>(type) * Parts::kVectors;
     const uint32_t to = projection::shared_address(two_weights + slot * Parts::kVectors);
     for (int i = threadIdx.x; i < Parts::kVectors; i += ShortProducts::kThreads) copy_shared(to + i * 16, from + i);
   };

@@ -17,12 +17,6 @@
 
 namespace edgeless::cuda::relational {
 
-struct ShortRows {
-  static constexpr int kThreads = kPartThreads, kWarps = kThreads / 32;  // of a block
-  static constexpr int kBlocks = 2;                                      // that a multiprocessor has registers for
-  static constexpr int kFew = 16;                                        // neighbours that four lanes sum
-};
-
 template <class S>
 using OwnVectors = LaneVectors<S, kMostShortWidth>[2];
 

@@ -11,28 +11,18 @@
 
 #include "../../common/tf32.cuh"
 #include "../../thresholds.h"
+#include "geometry.h"
 #include "piece_tiles.h"
 #include "scaled_halves.cuh"
 #include "tile_sums.cuh"
 
 namespace edgeless::cuda::relational {
 
-constexpr int kWarpPieces = 16;
 constexpr int kFewEdges = 8;   // that four lanes sum
 constexpr int kLongBatch = 8;  // vectors of a long segment's rows that a lane has in flight
 
-// What edges, or the sums of whole pieces, are weighed by.
-enum class Weights { none, in_order, by_id, of_pieces };
 template <Weights kWeights>
 constexpr bool kByEdge = kWeights == Weights::in_order || kWeights == Weights::by_id;
-
-// launch() with what they are as a constant: none, by id, or the one other kind that there is.
-template <Weights kOther, class F>
-cudaError_t of_weights(const Neighbors& of, F&& launch) {
-  if (of.ids) return launch(std::integral_constant<Weights, Weights::by_id>());
-  if (of.weights || of.of_pieces) return launch(std::integral_constant<Weights, kOther>());
-  return launch(std::integral_constant<Weights, Weights::none>());
-}
 
 // weight_of() where it is known what it asks for.
 template <Weights kWeights>

@@ -27,7 +27,6 @@
 
 namespace edgeless::cuda::relational {
 
-constexpr int kFusedLog2 = 8, kFusedThreads = 1 << kFusedLog2;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Numbers in shared memory: floats, or 16 bits of whatever kind.

@@ -1,20 +1,33 @@
 // The kernels that cut pieces, and rows, into tiles of bounded work (../tiling.h), a thread for each item.
 //
 // Every tile finds the first piece or row that it has by a binary search. Of a graph with hubs, which are rows of very
-// many pieces, every row says what it adds up, and every piece finds its place; two exclusive scans (tiling.cu) run
-// between these two kernels. Totals are whole numbers, so the order in which atomic operations add them changes
+// many pieces, every row says what it adds up, and every piece finds its place; two exclusive scans (common/scan.h)
+// run between these two kernels. Totals are whole numbers, so the order in which atomic operations add them changes
 // nothing.
-//
-// The kernel that counts the tiles of the types stands in tiling.cu, since it scans by CUB, whose headers the runtime
-// compiler does not have.
 #pragma once
 
 #include <cstdint>
 
+#include "../../common/scan.cuh"
 #include "../../common/threads.cuh"
-#include "../tiling.h"
+#include "tiling.h"
 
 namespace edgeless::cuda::relational {
+
+// A single block: types are few beside edges.
+template <class I>
+__global__ void __launch_bounds__(kTypeThreads) type_tiles_kernel(Tiling<I> args, int64_t* totals) {
+  __shared__ I of_warps[kTypeThreads / 32];
+  I before = 0;
+  for (int64_t first = 0; first <= args.types; first += kTypeThreads) {
+    const int64_t type = first + threadIdx.x;
+    const I count = type < args.types ? static_cast<I>(tiles_of_type(args, type)) : I(0);
+    const Scanned<I> tiles = scan_of_threads<Scan::sum>(count, of_warps);
+    if (type <= args.types) args.type_tiles[type] = before + tiles.before;
+    before += tiles.all;
+  }
+  if (totals && threadIdx.x < 2) totals[threadIdx.x] = 0;
+}
 
 template <class I>
 __global__ void tiles_kernel(Tiling<I> args, int64_t* totals) {

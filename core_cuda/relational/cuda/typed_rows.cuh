@@ -11,13 +11,12 @@
 #include "../../common/vec.cuh"
 #include "../../projection/cuda/columns.cuh"
 #include "entries.cuh"
+#include "geometry.h"
 #include "typed_rows.h"
 
 namespace edgeless::cuda::relational::typed_rows {
 
-using projection::kLanes, projection::kSides;
-
-constexpr int kThreads = 256;
+static_assert(kLanes == projection::kLanes && kSides == projection::kSides);
 
 // kSize numbers side by side as arithmetic: one, or a vector of 16 bytes.
 template <class S, int kSize>

@@ -1,4 +1,4 @@
-// What the CUDA kernels of sums and blends of rows by type are given. No torch.
+// What the CUDA kernels of sums and blends of rows by type are given. No CUDA and no torch.
 #pragma once
 
 #include "kernels.h"
@@ -21,8 +21,8 @@ struct TypedRowsArgs {
 };
 
 // out_y = alpha y + (1 - alpha) x
-cudaError_t run_typed_blend(Storage storage, const TypedRowsArgs& args, cudaStream_t stream);
+void run_typed_blend(Storage storage, const TypedRowsArgs& args, const jit::Queue& queue);
 // The sums of grad by type. With an alpha, out_y = alpha grad, out_x = (1 - alpha) grad and the sums of grad (y - x).
-cudaError_t run_typed_sums(Storage storage, const TypedRowsArgs& args, cudaStream_t stream);
+void run_typed_sums(Storage storage, const TypedRowsArgs& args, const jit::Queue& queue);
 
 }  // namespace edgeless::cuda::relational

@@ -1,8 +1,6 @@
-// Arguments of the CUDA kernels of SpMM and SDDMM: plain pointers and sizes, no torch. A is the opmath type: float, or
-// double for double rows.
+// Arguments of the CUDA kernels of SpMM and SDDMM: plain pointers and sizes, no CUDA and no torch. A is the opmath
+// type: float, or double for double rows.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 

@@ -1,9 +1,9 @@
-// Conversion between arrays in original edge order and the CSR order that cuSPARSE reads and writes. No torch.
+// Conversion between arrays in original edge order and the CSR order that cuSPARSE reads and writes. No CUDA and no
+// torch.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "../../common/storage.h"
+#include "../../jit/queue.h"
 
 namespace edgeless::cuda::spmm {
 
@@ -18,12 +18,12 @@ struct EdgeValues {
 
 // values[position] = weight * column_scale * row_scale, rounded to `storage`.
 template <class A>
-cudaError_t fill_edge_values(const EdgeValues<A>& args, Storage storage, bool wide_index, void* values,
-                             cudaStream_t stream);
+void fill_edge_values(const EdgeValues<A>& args, Storage storage, bool wide_index, void* values,
+                      const jit::Queue& queue);
 
 // products[id] = by_position[position] * column_scale * row_scale.
 template <class A>
-cudaError_t place_products(const EdgeValues<A>& args, bool wide_index, const A* by_position, A* products,
-                           cudaStream_t stream);
+void place_products(const EdgeValues<A>& args, bool wide_index, const A* by_position, A* products,
+                    const jit::Queue& queue);
 
 }  // namespace edgeless::cuda::spmm

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../../common/fold.cuh"
-#include "kernels.h"
+#include "args.h"
 #include "weight.cuh"
 
 namespace edgeless::cuda::spmm {
@@ -132,45 +132,6 @@ __global__ void __launch_bounds__(kFoldThreads, sum_blocks(kWeighing, 4 * kWords
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
   SumFold<S, I, kWords, kWeighing, kBatch> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
   fold_rows<kBatch, I>(args.graph, args.plan, fold);
-}
-
-template <class S, class I, int kWords, Weighing kWeighing, int kBatch = 4>
-cudaError_t launch_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
-  spmm_kernel<S, I, kWords, kWeighing, kBatch><<<grid, kFoldThreads, 0, stream>>>(args);
-  merge_fold<SumFold<S, I, kWords, kWeighing, 4>, I>(args, stream);
-  return cudaGetLastError();
-}
-
-template <class S, Weighing kWeighing>
-cudaError_t launch_fast_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
-  return sum_batch(args.plan.team_log2, args.graph.num_edges, args.graph.num_rows) == 4
-             ? launch_spmm<S, int32_t, 4, kWeighing, 4>(args, stream)
-             : launch_spmm<S, int32_t, 4, kWeighing, 8>(args, stream);
-}
-
-template <class S, int kWords>
-cudaError_t launch_weighing(bool wide_index, const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
-  if (wide_index) return launch_spmm<S, int64_t, kWords, Weighing::by_head>(args, stream);
-  const Weighing weighing =
-      weighing_of(args.weight || args.column_scale, args.weight_by_head, args.values != nullptr, args.plan.team_log2);
-  if constexpr (kWords == 4) {
-    if (weighing == Weighing::none) return launch_fast_spmm<S, Weighing::none>(args, stream);
-    if (weighing == Weighing::by_edge) return launch_fast_spmm<S, Weighing::by_edge>(args, stream);
-    if (weighing == Weighing::by_edge_ahead) return launch_fast_spmm<S, Weighing::by_edge_ahead>(args, stream);
-  } else if (weighing == Weighing::by_edge_ahead) {
-    return launch_spmm<S, int32_t, kWords, Weighing::by_edge_ahead>(args, stream);
-  }
-  return launch_spmm<S, int32_t, kWords, Weighing::by_head>(args, stream);
-}
-
-// Selects the kernel. 32-bit indices have more specialized kernels, most of them for vectors of 16 bytes.
-template <class S>
-cudaError_t spmm_instance(bool wide_index, int words, const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
-  if (words == 4) return launch_weighing<S, 4>(wide_index, args, stream);
-  if (words == 2) return launch_weighing<S, 2>(wide_index, args, stream);
-  if constexpr (sizeof(S) <= 4) return launch_weighing<S, 1>(wide_index, args, stream);
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace edgeless::cuda::spmm

@@ -9,7 +9,7 @@
 #include "../../common/row_of_edge.cuh"
 #include "../../common/warp.cuh"
 #include "../../common/words.cuh"
-#include "kernels.h"
+#include "args.h"
 
 namespace edgeless::cuda::spmm {
 
@@ -98,25 +98,6 @@ __global__ void __launch_bounds__(kThreads) sddmm_few_kernel(const __grid_consta
       args.products[id * args.heads + head] = dot * scale;
     }
   });
-}
-
-template <class S, class I>
-cudaError_t launch_sddmm(const SddmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
-  const int64_t blocks = (args.graph.num_edges + args.edges_of_block - 1) / args.edges_of_block;
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(args.heads));
-  if (args.vectors == 1) {
-    sddmm_few_kernel<S, I><<<blocks_for_edges(args.graph), kThreads, 0, stream>>>(args);
-  } else if (args.vectors <= 32) {
-    sddmm_kernel<S, I, true><<<grid, kThreads, 0, stream>>>(args);
-  } else {
-    sddmm_kernel<S, I, false><<<grid, kThreads, 0, stream>>>(args);
-  }
-  return cudaGetLastError();
-}
-
-template <class S>
-cudaError_t sddmm_instance(bool wide_index, const SddmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
-  return wide_index ? launch_sddmm<S, int64_t>(args, stream) : launch_sddmm<S, int32_t>(args, stream);
 }
 
 }  // namespace edgeless::cuda::spmm

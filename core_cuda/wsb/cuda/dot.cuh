@@ -20,19 +20,12 @@
 namespace edgeless::cuda::wsb {
 
 constexpr float kBinary = kLog2e;  // converts natural logarithms to base 2
-constexpr int kDotWarps = kHeight / 16, kDotThreads = 32 * kDotWarps;
-constexpr int kDotBlocks = 2;                                       // blocks of columns per step
-constexpr int kBits = kBlockColumns * (kHeight / 16) / 2 * 4 / 16;  // 16-byte vectors of a block's bits
-constexpr int kStats = 2 * kBlockColumns * 4 / 16;                  // 16-byte vectors of its columns' logsumexp, delta
 
-// Shared memory layout for heads of kDim elements. All sizes but kBytes count vectors of 16 bytes.
+// Shared memory layout for heads of kDim elements (dot.h). Sizes count vectors of 16 bytes.
 template <DotPass kPass, int kDim>
 struct DotShape {
   static constexpr int kVectors = kDim / 8, kGroups = kDotThreads / kVectors, kColumns = kBlockColumns / kGroups;
-  static constexpr int kTile = kBlockColumns * kVectors;  // one of the columns' two tiles, logit or value
-  static constexpr int kBlock = 2 * kTile + kBits + (kPass == DotPass::by_src ? kStats : 0);
-  static constexpr int kStages = kDim == 128 && kPass != DotPass::by_src ? 2 : 3;  // steps in shared memory
-  static constexpr int kBytes = kStages * kDotBlocks * kBlock * 16;
+  static constexpr int kTile = dot_tile(kDim), kBlock = dot_block(kPass, kDim), kStages = dot_stages(kPass, kDim);
 
   // A swizzle: the eight rows that an ldmatrix reads together lie in different banks.
   static __device__ __forceinline__ int place(int row, int vector) {

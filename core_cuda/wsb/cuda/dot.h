@@ -1,6 +1,8 @@
-// Arguments of dot product attention over weighted sparse blocks. No torch.
+// Arguments of dot product attention over weighted sparse blocks, and the launch geometry of its kernels.
+// No CUDA and no torch.
 #pragma once
 
+#include "../../jit/queue.h"
 #include "blocks.h"
 
 namespace edgeless::cuda::wsb {
@@ -26,6 +28,7 @@ enum class DotPass {
   by_dst,   // rows: query, gradient of the output. Columns: key, value.
   by_src,   // rows: key, value. Columns: query, gradient of the output.
 };
+inline constexpr const char* type_text(DotPass) { return "edgeless::cuda::wsb::DotPass"; }
 
 struct DotArgs {
   Blocks blocks;          // by_src: blocks of the transpose
@@ -44,6 +47,21 @@ struct DotArgs {
 };
 
 // dim: elements of a head, 32, 64 or 128. 16-bit storage only.
-cudaError_t run_dot(DotPass pass, Storage storage, int dim, const DotArgs& args, cudaStream_t stream);
+void run_dot(DotPass pass, Storage storage, int dim, const DotArgs& args, const jit::Queue& queue);
+
+constexpr int kDotWarps = kHeight / 16, kDotThreads = 32 * kDotWarps;
+constexpr int kDotBlocks = 2;                                       // blocks of columns per step
+constexpr int kBits = kBlockColumns * (kHeight / 16) / 2 * 4 / 16;  // 16-byte vectors of a block's bits
+constexpr int kStats = 2 * kBlockColumns * 4 / 16;                  // 16-byte vectors of its columns' logsumexp, delta
+
+// Shared memory for heads of `dim` elements. Sizes but dot_bytes() count vectors of 16 bytes.
+constexpr int dot_tile(int dim) { return kBlockColumns * (dim / 8); }  // of the columns' two tiles, logit or value
+constexpr int dot_block(DotPass pass, int dim) {
+  return 2 * dot_tile(dim) + kBits + (pass == DotPass::by_src ? kStats : 0);
+}
+constexpr int dot_stages(DotPass pass, int dim) { return dim == 128 && pass != DotPass::by_src ? 2 : 3; }  // steps
+constexpr int dot_bytes(DotPass pass, int dim) {
+  return dot_stages(pass, dim) * kDotBlocks * dot_block(pass, dim) * 16;
+}
 
 }  // namespace edgeless::cuda::wsb

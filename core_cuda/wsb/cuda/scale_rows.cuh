@@ -4,7 +4,7 @@
 
 #include "../../common/threads.cuh"
 #include "../../common/vec.cuh"
-#include "blocks.h"
+#include "sum.h"
 
 namespace edgeless::cuda::wsb {
 

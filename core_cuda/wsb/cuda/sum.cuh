@@ -10,32 +10,13 @@
 // set.
 #pragma once
 
-#include <algorithm>
-
 #include "../../common/vec.cuh"
 #include "../../projection/cuda/half_tiles.cuh"
-#include "blocks.h"
+#include "sum.h"
 
 namespace edgeless::cuda::wsb {
 
-constexpr int kSumWarps = 4, kSumStages = 4;
-constexpr int kVectors = 8;       // 16-byte vectors of a row in a warp's feature tile
-constexpr int kRowsOfLane = 4;    // rows of x per block that a lane copies one vector of
-constexpr int kNumbersOfMma = 4;  // accumulators of one mma per lane
-constexpr float kOne = 0.5;       // undoes the factor 2 of a set bit
-
-constexpr int kTiles = kHeight / 16;                                       // row tiles of a window, one mma high
-constexpr int kSums = kTiles * kVectors * kNumbersOfMma;                   // accumulators of a lane
-constexpr int kStageRows = kBlockColumns * kVectors;                       // vectors of 16 bytes
-constexpr int kStageBits = kBlockColumns * kTiles / 2 * 4 / 16;            // vectors of 16 bytes
-constexpr int kRing = kSumWarps * kSumStages * (kStageRows + kStageBits);  // vectors of 16 bytes
-constexpr int kSharedBytes = 16 * std::max(kRing, kSumWarps * kSums * 32 / 4);
-
-// Thread blocks that cover all feature tiles of a window.
-__host__ __device__ inline int num_parts(const SumArgs& args, int split) {
-  const int vectors = kVectors * (kSumWarps / split);
-  return (args.vectors + vectors - 1) / vectors;
-}
+constexpr float kOne = 0.5;  // undoes the factor 2 of a set bit
 
 // A swizzle: neither eight lanes that write one row nor the eight rows of an ldmatrix have bank conflicts.
 __device__ __forceinline__ int place_of(int row, int vector) {

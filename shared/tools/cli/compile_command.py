@@ -1,6 +1,10 @@
-"""The ``compile`` command: a pack of the CUDA kernels that plans name, made on a machine with or without a GPU.
+"""The ``compile`` command: a pack of CUDA kernels, made on a machine with or without a GPU.
 
-Ops still launch kernels that nvcc compiled; ``edgeless.kernels`` reads the pack.
+Plans name the kernels of attention; a log names all that a program needed. To record one and read the pack:
+
+    EDGELESS_KERNEL_LOG=kernels.log python train.py
+    python -m edgeless compile --kernels kernels.log --arch sm_80 sm_90 --out kernels.pack
+    EDGELESS_KERNEL_PACKS=kernels.pack python train.py
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from edgeless.kernels import (
     default_packs,
     identity_of,
     installed_nvrtc,
+    read_log,
 )
 from edgeless.kernels.pack import pack_into
 from edgeless.plan import DEVICES
@@ -38,24 +43,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, help="in place of --graph, with --edges")
     parser.add_argument("--edges", type=int)
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: fp32")
-    parser.add_argument("--arch", nargs="+", required=True, help="sm_80, sm_90, ...")
+    parser.add_argument(
+        "--kernels", nargs="+", type=Path, metavar="FILE",
+        help="in place of an op: every kernel of a log, which a program writes if EDGELESS_KERNEL_LOG names the file",
+    )  # fmt: skip
+    parser.add_argument("--arch", nargs="+", help="sm_80, sm_90, ... (default with --kernels: as in the log)")
     parser.add_argument("--out", type=Path, required=True, help="the pack; EDGELESS_KERNEL_PACKS names it to a process")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compiles the kernels of every case, without options and with them, and writes the pack."""
+    """Compiles the kernels of a log, or of every case without options and with them, and writes the pack."""
     check_writable("--out", args.out)
-    architectures = [_architecture(name) for name in args.arch]
-    kernels = _kernels(args)
-    if not kernels:
-        raise UsageError("the plans of these ops name no kernel that is compiled where it runs: only attention's do")
+    wanted = _of_logs(args) if args.kernels else _of_plans(args)
     images = {}
     try:
         packs = default_packs()
     except (OSError, ValueError) as error:
         raise UsageError(f"EDGELESS_KERNEL_PACKS: {error}") from error
     try:
-        for architecture in architectures:
+        for architecture, kernels in wanted.items():
             found = compiled_together(kernels, architecture, packs=packs)
             images.update((identity_of(k, architecture), image) for k, image in zip(kernels, found, strict=True))
         compiler = "NVRTC {}.{}".format(*installed_nvrtc().version)
@@ -63,10 +69,43 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     with writing("--out", args.out) as file:
         pack_into(file, images)
-    names = ", ".join(map(installed_nvrtc().target, architectures))
+    names = ", ".join(map(installed_nvrtc().target, wanted))
+    count = len({kernel for kernels in wanted.values() for kernel in kernels})
     size = sum(len(image.code) for image in images.values())
-    print(f"{args.out}: {len(kernels)} kernels for {names}, {size / 1e6:.1f} MB before compression, by {compiler}")
+    print(f"{args.out}: {count} kernels for {names}, {size / 1e6:.1f} MB before compression, by {compiler}")
     return 0
+
+
+def _of_logs(args: argparse.Namespace) -> dict[int, list[Kernel]]:
+    """The kernels that logs name, by architecture: for those of the log or for those of ``--arch``."""
+    given = {"op": args.op, "--suite": args.suite, "--graph": args.graph, "--nodes": args.nodes, "--edges": args.edges}
+    for name, value in {**given, "--dtype": args.dtype}.items():
+        if value not in (None, []):
+            raise UsageError(f"--kernels names the kernels, so {name} has no meaning beside it")
+    found: dict[int, set[Kernel]] = {}
+    for file in args.kernels:
+        try:
+            logged = read_log(file)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--kernels {file}: {getattr(error, 'strerror', None) or error}") from error
+        for kernel, architectures in logged.items():
+            for architecture in map(_architecture, args.arch) if args.arch else architectures:
+                found.setdefault(architecture, set()).add(kernel)
+    if not found:
+        raise UsageError(f"--kernels {' '.join(map(str, args.kernels))}: there is no kernel in it")
+    return {architecture: _sorted(found[architecture]) for architecture in sorted(found)}
+
+
+def _of_plans(args: argparse.Namespace) -> dict[int, list[Kernel]]:
+    if not args.arch:
+        raise UsageError("--arch is needed, as in: --arch sm_90; a log of --kernels has its own")
+    architectures = list(map(_architecture, args.arch))
+    kernels = _kernels(args)
+    if not kernels:
+        raise UsageError(
+            "the plans of these ops name no kernel: only attention's do; EDGELESS_KERNEL_LOG records those of a program"
+        )
+    return dict.fromkeys(architectures, kernels)
 
 
 def _architecture(name: str) -> int:
@@ -90,4 +129,8 @@ def _kernels(args: argparse.Namespace) -> list[Kernel]:
         for step in steps_of(op, DTYPES[dtype], sizes, device, options)
         if step.expression
     }
-    return sorted(found, key=lambda kernel: kernel.expression)
+    return _sorted(found)
+
+
+def _sorted(kernels: set[Kernel]) -> list[Kernel]:
+    return sorted(kernels, key=lambda kernel: (kernel.expression, kernel.header))

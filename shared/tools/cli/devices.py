@@ -29,20 +29,16 @@ def require(framework: str) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" takes the GPU where both the machine and this build of edgeless have one."""
-    from edgeless import _C
-
-    usable = _C.with_cuda and torch.cuda.is_available()
+    """ "auto" takes the GPU where torch sees one."""
     if name == "auto":
-        return torch.device("cuda" if usable else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if match is None:
         raise UsageError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if name == "cpu":
         return torch.device(name)
-    if not usable:
-        why = "torch sees no GPU" if _C.with_cuda else "this edgeless was built without CUDA"
-        raise UsageError(f"--device {name}: {why}")
+    if not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: torch sees no GPU")
     if int(match[1] or 0) >= torch.cuda.device_count():
         raise UsageError(f"--device {name}: torch sees {torch.cuda.device_count()}, counted from cuda:0")
     return torch.device(name)

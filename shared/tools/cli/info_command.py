@@ -1,4 +1,4 @@
-"""The ``info`` command: versions, what this build has, what each framework offers."""
+"""The ``info`` command: versions, kernels and their compiler, what each framework offers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 import edgeless
 from edgeless import _C
 from edgeless.backends import LAYERS
+from edgeless.kernels import NvrtcError, default_packs, default_store, headers, installed_nvrtc
 from edgeless.tools.cli.devices import PACKAGES, installed
 
 OPTIONAL = ("torch_sparse", "torch_scatter", "scipy", "pymetis", "scikit-network", "rich", "matplotlib")
@@ -39,8 +40,11 @@ def rows() -> list[tuple[str, str]]:
         ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} CPU threads"),
         ("CPU kernels", f"built in; chosen on this machine: {_C.cpu_capability()}"),
-        ("CUDA kernels", cuda_build()),
         ("GPU", gpus()),
+        ("CUDA kernels", compiler()),
+        ("CUDA headers", cuda_headers()),
+        ("kernel cache", kernel_cache()),
+        ("kernel packs", kernel_packs()),
     ]
     found += [(title, framework(short)) for short, (_, title) in PACKAGES.items()]
     found += [(name, version(name) or "not installed") for name in OPTIONAL]
@@ -55,14 +59,46 @@ def version(package: str) -> Optional[str]:
         return None
 
 
-def cuda_build() -> str:
-    """What this build has for GPUs and, when nothing, what it would take."""
-    if not _C.with_cuda:
+def compiler() -> str:
+    """The NVRTC that compiles kernels, or what is missing."""
+    try:
+        nvrtc = installed_nvrtc()
+    except NvrtcError as error:
         if torch.version.cuda is None:
-            return f"not built (torch {torch.__version__} is a build without CUDA)"
-        return "not built (install edgeless again where nvcc is; EDGELESS_CUDA=1 says why it cannot be)"
-    archs = ", ".join(f"sm_{int(arch) // 10}" for arch in _C.cuda_archs.split(","))
-    return f"built in for {archs}, CUDA {torch.version.cuda}"
+            return f"not compiled here: torch {torch.__version__} is a build without CUDA, and there is no NVRTC"
+        return f"not compiled here: {error}"
+    return f"compiled at their first launch by NVRTC {'.'.join(map(str, nvrtc.version))}, {nvrtc.file}"
+
+
+def cuda_headers() -> str:
+    """The folder of the headers of CUDA that kernels include, or what is missing."""
+    try:
+        return str(headers.cuda_headers())
+    except NvrtcError as error:
+        return str(error)
+
+
+def kernel_cache() -> str:
+    """The folder of compiled kernels, their number and their size."""
+    store = default_store()
+    if store.folder is None:
+        return "none, since this user has no home directory; EDGELESS_KERNEL_CACHE names another folder"
+    return f"{store.folder}, {_amount(store.sizes())}"
+
+
+def _amount(sizes: list[int]) -> str:
+    if not sizes:
+        return "empty"
+    return f"{len(sizes)} kernel{'s' * (len(sizes) > 1)}, {sum(sizes) / 1e6:.1f} MB"
+
+
+def kernel_packs() -> str:
+    """The packs of kernels that are searched before the cache."""
+    try:
+        packs = default_packs()
+    except (OSError, ValueError) as error:
+        return f"EDGELESS_KERNEL_PACKS: {error}"
+    return ", ".join(f"{pack.file} with {len(pack)}" for pack in packs) or "none"
 
 
 def gpus() -> str:

@@ -1,8 +1,0 @@
-#include "../instances.cuh"
-
-namespace edgeless::cuda {
-template cudaError_t run_instance<__half, Gatv2Score>(const Problem&, const Plan&, const Args<Arithmetic<__half>>&,
-                                                      cudaStream_t);
-template cudaError_t run_instance<OfFour<__half>, Gatv2Score>(const Problem&, const Plan&, const Args<float>&,
-                                                              cudaStream_t);
-}  // namespace edgeless::cuda

@@ -1,6 +1,0 @@
-#include "../instances.cuh"
-
-namespace edgeless::cuda {
-template cudaError_t run_instance<float, Gatv2Score>(const Problem&, const Plan&, const Args<Arithmetic<float>>&,
-                                                     cudaStream_t);
-}  // namespace edgeless::cuda

@@ -1,6 +1,0 @@
-#include "../instances.cuh"
-
-namespace edgeless::cuda {
-template cudaError_t run_instance<double, Gatv2Score>(const Problem&, const Plan&, const Args<Arithmetic<double>>&,
-                                                      cudaStream_t);
-}  // namespace edgeless::cuda

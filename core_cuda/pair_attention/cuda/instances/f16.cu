@@ -1,5 +1,0 @@
-#include "../instances.cuh"
-
-namespace edgeless::cuda {
-template cudaError_t pair_pass_instance<__half>(const Problem&, const Kernel&, const PairArgs&, cudaStream_t);
-}  // namespace edgeless::cuda

@@ -1,0 +1,76 @@
+// Launches of the kernels of attention over pairs: the passes with the merge of their hubs, the row-wise kernels around
+// them, and the kernels that build the index arrays.
+#include <algorithm>
+
+#include "../../common/merge_launch.h"
+#include "../../common/threads.h"
+#include "kernels.h"
+#include "walks.h"
+
+namespace edgeless::cuda {
+namespace {
+
+// Lanes of the sub-warp that holds a row in the row-wise kernels.
+int lanes_for(int vectors) { return vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32; }
+
+void launch_rows(const char* kernel, Storage storage, const RowSumsArgs& args, const jit::Queue& queue) {
+  const jit::Expression of("pair_attention/cuda/rows.cuh", kernel, {type_of(storage), lanes_for(args.vectors)});
+  jit::launch(queue, of, {args.blocks, kRowThreads}, args);
+}
+
+void launch_merge(const char* kernel, Storage storage, const Plan& plan, int64_t numbers, const PairArgs& args,
+                  const jit::Queue& queue) {
+  const jit::Expression of("pair_attention/cuda/merge.cuh", kernel, {type_of(storage)});
+  jit::launch(queue, of, {merge_grid(plan.slots, numbers), kMergeThreads}, args);
+}
+
+}  // namespace
+
+void run_pair_pass(const Problem& problem, const Plan& plan, const PairArgs& args, const jit::Queue& queue) {
+  const bool forward = problem.pass == Pass::forward, dropout = args.drawn_by;
+  const jit::Expression kernel(forward ? "pair_attention/cuda/forward.cuh" : "pair_attention/cuda/by_src.cuh",
+                               forward ? "pair_forward_kernel" : "pair_by_src_kernel",
+                               {type_of(problem.storage), plan.kernel.lanes, plan.kernel.edges, dropout});
+  jit::launch(queue, kernel, {args.part.num_ranges, kBlockThreads}, args);
+  if (!plan.hubs) return;
+  if (forward) {
+    launch_merge("merge_forward_kernel", problem.storage, plan, args.carry_size, args, queue);
+  } else if (args.grad_value) {
+    launch_merge("merge_by_src_kernel", problem.storage, plan, args.grad_value.dim, args, queue);
+  }
+}
+
+void run_deltas(Storage storage, const RowSumsArgs& args, const jit::Queue& queue) {
+  launch_rows("deltas_kernel", storage, args, queue);
+}
+
+void run_outer_rows(Storage storage, const RowSumsArgs& args, const jit::Queue& queue) {
+  launch_rows("outer_rows_kernel", storage, args, queue);
+}
+
+void run_sum_shares(Storage storage, const SharesArgs& args, const jit::Queue& queue) {
+  const jit::Size grid((args.width + kShareLanes - 1) / kShareLanes, args.sums);
+  const jit::Expression kernel("pair_attention/cuda/rows.cuh", "sum_shares_kernel", {type_of(storage)});
+  jit::launch(queue, kernel, {grid, {kShareLanes, kShareSides}}, args);
+}
+
+void run_prepare(const PrepareArgs& args, const jit::Queue& queue) {
+  const int64_t items = args.pieces + args.pairs + args.vector_words;
+  const jit::Size grid((items + kRowThreads - 1) / kRowThreads);
+  jit::launch(queue, {"pair_attention/cuda/rows.cuh", "prepare_kernel"}, {grid, kRowThreads}, args);
+}
+
+template <class I>
+void make_walks(const WalksArgs<I>& args, void* scratch, const jit::Queue& queue) {
+  constexpr const char* kHeader = "pair_attention/cuda/walks.cuh";
+  const int64_t most = std::max(args.edges, args.nodes) + 1;
+  jit::launch(queue, {kHeader, "prepare_walks_kernel", {type_of<I>()}}, {blocks_for(most), kThreads}, args);
+  exclusive_sum(args.begins, args.pieces + 1, sizeof(I) == sizeof(int64_t), scratch, queue);
+  const int64_t threads = std::max({args.pieces, args.pairs, args.nodes, int64_t{1}});
+  jit::launch(queue, {kHeader, "walk_pieces_kernel", {type_of<I>()}}, {blocks_for(threads), kThreads}, args);
+}
+
+template void make_walks(const WalksArgs<int32_t>&, void*, const jit::Queue&);
+template void make_walks(const WalksArgs<int64_t>&, void*, const jit::Queue&);
+
+}  // namespace edgeless::cuda

@@ -1,6 +1,0 @@
-#include "../gather_grad.cuh"
-
-namespace edgeless::cuda::reduction {
-template cudaError_t gather_grad_instance<__nv_bfloat16, false>(const GatherArgs&, cudaStream_t);
-template cudaError_t gather_grad_instance<__nv_bfloat16, true>(const GatherArgs&, cudaStream_t);
-}  // namespace edgeless::cuda::reduction

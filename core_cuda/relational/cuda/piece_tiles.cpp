@@ -1,0 +1,168 @@
+// Launches the kernels that sum the edges of pieces and multiply the sums (piece_tiles.h), and those of the sums that
+// go with them.
+#include "piece_tiles.h"
+
+#include <algorithm>
+
+#include "../../common/kernel_types.h"
+#include "../../jit/launch.h"
+#include "../../thresholds.h"
+#include "geometry.h"
+#include "short_pieces.h"
+
+namespace edgeless::cuda::relational {
+namespace {
+
+constexpr int kManyThreads = 1 << 18;  // that a device has at once
+
+// The shape of the tiles that a kernel is compiled for: the widest rows, and columns of a warp's part.
+struct TileShape {
+  int width, columns;
+
+  int threads() const { return tile_threads(width, columns); }
+};
+
+// few: twice as many warps, of rows of up to 64 numbers.
+TileShape tile_shape(Storage storage, int widest, bool few) {
+  if (storage == Storage::f32 && widest <= 32) return {32, kWarpColumns<32>};
+  if (widest <= 64) return {64, few ? kFewColumns : kWarpColumns<64>};
+  return {128, kWarpColumns<128>};
+}
+
+// Bytes of shared memory that a kernel takes for tiles of a shape.
+template <template <class, int, int> class Layout, class S>
+int bytes_of(const TileShape& shape) {
+  if (shape.width == 32) return Layout<S, 32, kWarpColumns<32>>::kBytes;
+  if (shape.width == 128) return Layout<S, 128, kWarpColumns<128>>::kBytes;
+  return shape.columns == kFewColumns ? Layout<S, 64, kFewColumns>::kBytes : Layout<S, 64, kWarpColumns<64>>::kBytes;
+}
+template <template <class, int, int> class Layout>
+int shared_bytes(Storage storage, const TileShape& shape) {
+  return storage == Storage::f32 ? bytes_of<Layout, float>(shape) : bytes_of<Layout, uint16_t>(shape);
+}
+
+template <class S, int kWidth, int kColumns>
+using TwiceRowSums = RowSumsLayout<S, kWidth, kColumns, true>;
+template <class S, int kWidth, int kColumns>
+using OnceRowSums = RowSumsLayout<S, kWidth, kColumns, false>;
+
+// What a kernel of short pieces weighs by: nothing, numbers by id, or the one other kind that it is compiled for.
+Weights weights_of(const Neighbors& of, Weights other) {
+  if (of.ids) return Weights::by_id;
+  return of.weights || of.of_pieces ? other : Weights::none;
+}
+
+int64_t num_blocks(const PieceTiles& pieces, int share) { return num_tiles(pieces.count, pieces.types, share); }
+
+constexpr int64_t blocks_of_rows(int64_t rows, int64_t of_block) { return (rows + of_block - 1) / of_block; }
+
+}  // namespace
+
+void run_piece_products(Storage storage, const PieceProductsArgs& args, const jit::Queue& queue) {
+  const TileShape tile = tile_shape(storage, std::max(args.in_width, args.out_width), args.few);
+  const jit::Expression kernel("relational/cuda/piece_products.cuh", "relational::piece_products_kernel",
+                               {type_of(storage), tile.width, tile.columns});
+  const int bytes = shared_bytes<ProductsLayout>(storage, tile);
+  jit::launch(queue, kernel, {num_blocks(args.pieces, args.share), tile.threads(), bytes}, args);
+}
+
+int64_t short_products_scratch(const PieceProductsArgs& args) {
+  const int64_t chunks = num_blocks(args.pieces, args.share) + 2;  // one for `taken`
+  return args.pieces.types * int64_t{part_vectors(kMostShortWidth)} * 16 + chunks * 16;
+}
+
+void run_short_products(const PieceProductsArgs& args, void* memory, int processors, const jit::Queue& queue) {
+  const char* const header = "relational/cuda/short_pieces.cuh";
+  const int in = args.in_width, width = in <= 32 && args.out_width <= 32 ? 32 : 64;
+  const int types = args.pieces.types, num_chunks = static_cast<int>(num_blocks(args.pieces, args.share));
+  const ShortScratch scratch = short_scratch(memory, types, width, num_chunks);
+  jit::launch(queue, {header, "relational::prepare_products_kernel", {width}},
+              {types + num_chunks / kPartThreads + 1, kPartThreads}, args, scratch, num_chunks);
+  const jit::Expression kernel(header, "relational::short_products_kernel",
+                               {width, weights_of(args.neighbors, Weights::of_pieces), in == width});
+  const int blocks = std::min(ShortProducts::kBlocks * processors, num_chunks);
+  jit::launch(queue, kernel, {blocks, ShortProducts::kThreads, short_products_bytes(width)}, args, scratch, num_chunks);
+}
+
+void run_piece_gradients(Storage storage, const PieceGradientsArgs& args, const jit::Queue& queue) {
+  const TileShape tile = tile_shape(storage, std::max(args.in_width, args.out_width), args.few);
+  const jit::Expression kernel("relational/cuda/piece_gradients.cuh", "relational::piece_gradients_kernel",
+                               {type_of(storage), tile.width, tile.columns});
+  const int bytes = shared_bytes<GradientsLayout>(storage, tile);
+  jit::launch(queue, kernel, {num_blocks(args.pieces, args.share), tile.threads(), bytes}, args);
+}
+
+int64_t short_gradients_scratch(const PieceGradientsArgs& args) {
+  return args.pieces.types * int64_t{part_vectors(kMostShortWidth)} * 16;
+}
+
+void run_short_gradients(const PieceGradientsArgs& args, void* parts, const jit::Queue& queue) {
+  const char* const header = "relational/cuda/short_gradients.cuh";
+  if (args.out) {
+    jit::launch(queue, {header, "relational::prepare_gradients_kernel"}, {args.pieces.types, kPartThreads}, args,
+                parts);
+  }
+  const jit::Expression kernel(header, "relational::short_gradients_kernel",
+                               {weights_of(args.neighbors, Weights::in_order), args.out_width == kMostShortWidth});
+  jit::launch(queue, kernel, {num_blocks(args.pieces, args.share), ShortGradients::kThreads, kShortGradientsBytes},
+              args, parts);
+}
+
+void run_hub_sums(Storage storage, const HubSumsArgs& args, const jit::Queue& queue) {
+  if (args.count == 0) return;
+  const jit::Expression kernel("relational/cuda/hub_sums.cuh", "relational::hub_sums_kernel", {type_of(storage)});
+  jit::launch(queue, kernel, {args.count, kFusedThreads}, args);
+}
+
+void run_row_sums(Storage storage, const RowSumsArgs& args, const jit::Queue& queue) {
+  const bool floats = storage == Storage::f32;
+  const int widest = std::max(args.own_width, args.width);
+  TileShape tile = tile_shape(storage, widest, !floats && args.few);
+  bool twice = true;
+  if (floats && tile.width == 64) tile.columns = kRowColumns<float, 64>, twice = !args.little;
+  const jit::Expression kernel("relational/cuda/row_sums.cuh", "relational::row_sums_kernel",
+                               {type_of(storage), tile.width, tile.columns, args.transposed, twice});
+  const int bytes = twice ? shared_bytes<TwiceRowSums>(storage, tile) : shared_bytes<OnceRowSums>(storage, tile);
+  jit::launch(queue, kernel, {blocks_of_rows(args.num_tiles, args.share), tile.threads(), bytes}, args);
+}
+
+void run_short_rows(Storage storage, const RowSumsArgs& args, int processors, const jit::Queue& queue) {
+  const jit::Expression kernel("relational/cuda/short_rows.cuh", "relational::short_rows_kernel",
+                               {type_of(storage), args.transposed, args.width == kMostShortWidth});
+  const int64_t turns = blocks_of_rows(args.num_rows, ShortRows::kWarps * kWarpPieces);
+  const int64_t blocks = std::min<int64_t>(ShortRows::kBlocks * processors, turns);
+  jit::launch(queue, kernel, {blocks, ShortRows::kThreads}, args);
+}
+
+void run_own_gradients(Storage storage, const OwnGradientsArgs& args, const jit::Queue& queue) {
+  const char* const header = "relational/cuda/own_gradients.cuh";
+  const bool floats = storage == Storage::f32, narrow = args.own_width <= 64 && args.width <= 64;
+  const int64_t blocks = blocks_of_rows(args.num_rows, int64_t{args.share} * kTilePieces);
+  if (floats && narrow && args.own.numbers && args.partial && !args.rows) {
+    jit::launch(queue, {header, "relational::own_gradients::own_squares_kernel"},
+                {blocks, own_gradients::kSquareThreads, kOwnSquaresBytes}, args);
+    return;
+  }
+  const int of_floats = narrow ? OwnGradientsLayout<float, 64>::kBytes : OwnGradientsLayout<float, 128>::kBytes;
+  const int of_halves = narrow ? OwnGradientsLayout<uint16_t, 64>::kBytes : OwnGradientsLayout<uint16_t, 128>::kBytes;
+  jit::launch(queue, {header, "relational::own_gradients::own_gradients_kernel", {type_of(storage), narrow ? 64 : 128}},
+              {blocks, kFusedThreads, floats ? of_floats : of_halves}, args);
+}
+
+void run_add_gradients(Storage storage, const AddGradientsArgs& args, const jit::Queue& queue) {
+  using add_gradients::kOwnSides, add_gradients::kThreads;
+  const auto blocks = [](int size, int sides) { return (size + 4 * kThreads / sides - 1) / (4 * kThreads / sides); };
+  // Until the device is full, or each has a chunk.
+  const int64_t types = std::max(args.tiles.types, 1), chunks = args.tiles.count / (args.share * types);
+  int sides = 1;
+  while (sides < std::min<int64_t>(chunks, kOwnSides) && types * args.size / 4 * sides < kManyThreads) sides *= 2;
+  const int of_type = args.partial ? blocks(args.size, sides) : 0;
+  const int64_t of_types = int64_t{of_type} * args.tiles.types;
+  const int64_t all = of_types + (args.own_partial ? blocks(args.own_size, kOwnSides) : 0);
+  if (all == 0) return;
+  const jit::Expression kernel("relational/cuda/add_gradients.cuh", "relational::add_gradients::add_gradients_kernel",
+                               {type_of(storage)});
+  jit::launch(queue, kernel, {all, kThreads}, args, of_type, of_types, sides);
+}
+
+}  // namespace edgeless::cuda::relational

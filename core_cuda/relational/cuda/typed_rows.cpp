@@ -1,0 +1,55 @@
+// Launches the kernels of typed_rows.cuh.
+#include "typed_rows.h"
+
+#include <algorithm>
+
+#include "../../common/kernel_types.h"
+#include "../../jit/launch.h"
+#include "geometry.h"
+
+namespace edgeless::cuda::relational {
+
+namespace {
+
+constexpr const char* kTypedRows = "relational/cuda/typed_rows.cuh";
+
+// size: of a vector, in numbers.
+jit::Shape rows_shape(const TypedRowsArgs& args, int size) {
+  const int vectors = args.width / size;
+  int lanes = 1;
+  while (lanes < 32 && lanes < vectors) lanes *= 2;
+  return {{num_tiles(args.entries.count, args.entries.types, args.chunk), (vectors + lanes - 1) / lanes},
+          {lanes, typed_rows::kThreads / lanes}};
+}
+
+// Numbers of the vectors that the rows are read in: those of 16 bytes, or one.
+int vector_size(Storage storage, const TypedRowsArgs& args) {
+  const int size = 16 / size_of(storage);
+  const auto aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
+  const bool whole = args.width % size == 0 && aligned(args.grad) && aligned(args.y) && aligned(args.x) &&
+                     aligned(args.out_y) && aligned(args.out_x);
+  return whole ? size : 1;
+}
+
+}  // namespace
+
+void run_typed_blend(Storage storage, const TypedRowsArgs& args, const jit::Queue& queue) {
+  const int size = vector_size(storage, args);
+  jit::launch(queue, {kTypedRows, "relational::typed_rows::blend_kernel", {type_of(storage), size}},
+              rows_shape(args, size), args);
+}
+
+void run_typed_sums(Storage storage, const TypedRowsArgs& args, const jit::Queue& queue) {
+  using typed_rows::kLanes, typed_rows::kSides;
+  constexpr int kMostOfGrid = 65535;  // in its second dimension
+  const int size = vector_size(storage, args);
+  const bool blends = args.alpha != nullptr;
+  jit::launch(queue, {kTypedRows, "relational::typed_rows::partial_sums_kernel", {type_of(storage), size, blends}},
+              rows_shape(args, size), args);
+  if (!args.partial) return;
+  const jit::Size grid(args.total ? 1 : (args.width + kLanes - 1) / kLanes, std::min(args.entries.types, kMostOfGrid));
+  jit::launch(queue, {kTypedRows, "relational::typed_rows::add_partials_kernel", {type_of(storage)}},
+              {grid, {kLanes, kSides}}, args);
+}
+
+}  // namespace edgeless::cuda::relational
