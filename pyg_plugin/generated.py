@@ -54,13 +54,13 @@ _recording = _Recording()
 
 
 def generate_choice() -> str:
-    """The value of ``EDGELESS_GENERATE``: ``"off"``: no programs; ``"land"``: only those that existing ops compute;
-    ``"on"``: all; ``"auto"``, the default: all where they are not slower than PyG's ops.
+    """The value of ``EDGELESS_GENERATE``: ``"off"``, the default: no programs; ``"land"``: only those that existing ops
+    compute; ``"on"``: all; ``"auto"``: all where they should not be slower than PyG's ops.
 
     Raises:
         ValueError: it has another value.
     """
-    choice = os.environ.get("EDGELESS_GENERATE", "") or "auto"
+    choice = os.environ.get("EDGELESS_GENERATE", "") or "off"
     if choice not in CHOICES:
         raise ValueError(f"EDGELESS_GENERATE must be one of {', '.join(CHOICES)}, got {choice!r}")
     return choice

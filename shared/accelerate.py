@@ -43,7 +43,8 @@ class AccelerateReport:
 def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateReport:
     """Swaps every upstream layer inside ``model``, at any depth, that edgeless has a fused version of.
 
-    Layers of PyG without one, and those of the user's own classes, get a class that generates their messages.
+    Layers of PyG without one, and those of the user's own classes, get a class that generates their messages if
+    ``EDGELESS_GENERATE`` is ``auto``, ``land`` or ``on``.
 
     The modules stay the same objects: parameters, the optimizer's references to them, hooks, buffers and training mode
     are kept; only the class changes. A second call changes nothing.
@@ -65,12 +66,10 @@ def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateRe
     report = AccelerateReport()
     for name, module in model.named_modules():
         cls = type(module)
-        if cls in LAYERS:
-            module.__class__ = LAYERS[cls]
-            report.swapped.append((name, cls, LAYERS[cls]))
-        elif generated := _generated_class(module):
-            module.__class__ = generated
-            report.swapped.append((name, cls, generated))
+        generates = hasattr(LAYERS.get(cls), "_runs_generated")
+        if new := _generated_class(module) if generates or cls not in LAYERS else LAYERS[cls]:
+            module.__class__ = new
+            report.swapped.append((name, cls, new))
         elif why := _why_kept(module):
             report.kept.append((name, cls, why))
     if capture:

@@ -294,8 +294,16 @@ def test_our_base_class():
     assert "walk by destination" in plan and "backward:" in plan
 
 
-def test_the_default_keeps_small_graphs_as_they_are(monkeypatch):
+def test_nothing_is_generated_by_default(monkeypatch):
+    stock_layer, ours, args, _ = case("GINEConv")
     monkeypatch.delenv("EDGELESS_GENERATE")
+    assert "EDGELESS_GENERATE is off" in str(edgeless.explain(ours, *args))
+    kept = edgeless.accelerate(nn.ModuleList([stock_layer])).kept
+    assert [why for _, _, why in kept] == ["edgeless has no fused GINEConv"]
+
+
+def test_auto_keeps_small_graphs_as_they_are(monkeypatch):
+    monkeypatch.setenv("EDGELESS_GENERATE", "auto")
     _, ours, args, _ = case("GINEConv")
     traces = generated.PROGRAMS.traces
     assert "70 edges are fewer than" in str(edgeless.explain(ours, *args))

@@ -15,7 +15,7 @@ from torch import nn
 from edgeless.pyg import generated
 
 TIMES = int(os.environ.get("EDGELESS_DRAWN_TIMES", "1"))
-GROUPS, OF_A_GROUP = 10 * TIMES, 20
+GROUPS, OF_A_GROUP = 4 * TIMES, 10
 
 
 @pytest.fixture(autouse=True)

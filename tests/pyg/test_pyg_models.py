@@ -68,7 +68,9 @@ def test_a_model_class_that_makes_fused_layers():
         assert model(node_features(GRAPH), GRAPH[0]).shape == (40, 8)
 
 
-def test_accelerate_reports_what_it_keeps():
+def test_accelerate_reports_what_it_generates(monkeypatch):
+    monkeypatch.setenv("EDGELESS_GENERATE", "auto")
+
     class Mine(stock.GATConv):
         pass
 
@@ -93,8 +95,9 @@ def test_accelerate_reports_what_it_keeps_where_nothing_is_generated(monkeypatch
             return kwargs["x"]
 
     model = torch.nn.ModuleDict({"a": Mine(IN, 4), "b": Driven()})
+    monkeypatch.setenv("EDGELESS_GENERATE", "auto")
     assert [name for name, _, _ in edgeless.accelerate(torch.nn.ModuleDict({"b": Driven()})).kept] == ["b"]
-    monkeypatch.setenv("EDGELESS_GENERATE", "off")
+    monkeypatch.delenv("EDGELESS_GENERATE")
     report = edgeless.accelerate(model)
     assert report.kept[0][2] == "it is a subclass of GATConv, whose changes the fused layer does not know"
     assert report.kept[1][2] == "edgeless has no fused Driven"
