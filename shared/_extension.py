@@ -4,6 +4,30 @@ import importlib
 
 import torch  # the extension links to its libraries
 
+
+def _check_torch(built_for: str) -> None:
+    """Raises if the extension was built for another minor version of torch: torch's C++ interface changes with each, so
+    that the extension may load there and end the process later.
+
+    Raises:
+        ImportError: the running torch is another one.
+    """
+    if built_for.split(".")[:2] != torch.__version__.split(".")[:2]:
+        minor = ".".join(built_for.split(".")[:2])
+        raise ImportError(
+            f"edgeless._C, the compiled part of edgeless, was built for torch {minor} and is not loaded with torch "
+            f"{torch.__version__}: install torch {minor}, or build edgeless against this torch with `pip install "
+            "--no-build-isolation .` in a checkout of edgeless."
+        )
+
+
+try:
+    _built = importlib.import_module("edgeless._built")  # setup.py writes it beside the extension
+except ModuleNotFoundError:  # an extension that was brought here without it
+    pass
+else:
+    _check_torch(_built.TORCH)
+
 try:
     _C = importlib.import_module("edgeless._C")
 except ImportError as error:
