@@ -149,6 +149,7 @@ setup(
         "edgeless.tools.bench": ["*.json"],
         "edgeless.dgl.nn": ["*.pyi"],
         "edgeless.pyg.nn": ["*.pyi"],
+        "edgeless.kernels": ["kernels.pack"],  # of a release: tox -e pack
         "edgeless.kernels.sources": kernel_headers(),
     },
     ext_modules=[extension()],

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import textwrap
 import threading
 import time
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -241,6 +243,40 @@ def test_the_environment_names_packs(tmp_path, monkeypatch):
     assert [pack.get(KEY) for pack in default()] == [IMAGE]
 
 
+@pytest.mark.parametrize("architecture, other", compiler.RUNS_CODE_OF.items())
+def test_packs_need_no_code_that_a_gpu_runs_of_an_older_one(fake, store, architecture, other):
+    own, older = Image("cubin", "k", b"own"), Image("cubin", "k", b"older")
+    pack = {identity_of(KERNEL, other): older}
+    assert compiled(KERNEL, architecture, store=store, packs=[pack]) is older
+    compiler._images.clear()
+    both = {identity_of(KERNEL, architecture): own}
+    assert compiled(KERNEL, architecture, store=store, packs=[pack, both]) is own
+    compiler._images.clear()
+    assert fake.given == []
+    pack[identity_of(KERNEL, other)] = Image("ptx", "k", b"text")  # which the driver would have to compile
+    assert compiled(KERNEL, architecture, store=store, packs=[pack]).code not in (b"text", b"older")
+    assert len(fake.given) == 1
+
+
+def test_code_of_another_generation_is_not_taken(fake, store):
+    pack = {identity_of(KERNEL, 80): IMAGE, identity_of(KERNEL, 86): IMAGE}
+    assert compiled(KERNEL, 90, store=store, packs=[pack]) is not IMAGE
+    assert compiled(KERNEL, 80, store=store, packs=[{identity_of(KERNEL, 86): IMAGE}]) is not IMAGE
+    for architecture, other in compiler.RUNS_CODE_OF.items():
+        assert architecture // 10 == other // 10 and architecture > other
+
+
+def test_a_pack_that_is_gone_or_cut_off_has_no_images(tmp_path):
+    file = tmp_path / "pack"
+    write_pack(file, {KEY: IMAGE, OTHER: IMAGE})
+    pack, data = Pack(file), file.read_bytes()
+    for size in (0, 10, 100, len(data) // 4):
+        file.write_bytes(data[:size])
+        assert pack.get(KEY) is None
+    file.unlink()
+    assert pack.get(KEY) is None and len(pack) == 2
+
+
 def test_kernels_are_looked_for_in_packs_that_nobody_named(fake, store, monkeypatch):
     monkeypatch.setattr(compiler, "default_packs", lambda: ({identity_of(KERNEL, 90): IMAGE},))
     assert compiled(KERNEL, 90, store=store) is IMAGE
@@ -405,7 +441,7 @@ def test_a_long_time_is_told_once(fake, store, capsys, monkeypatch):
     compiled_together([KERNEL], 90, store=store)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert said.startswith("edgeless: compiled CUDA kernels for sm_90 in 0.0 s; they are kept in ")
+    assert re.match(r"edgeless: compiled CUDA kernels for sm_90 in \d+\.\d s; they are kept in ", said)
 
 
 def test_an_error_is_not_kept(fake, store):
@@ -474,6 +510,31 @@ def test_a_library_that_is_no_nvrtc_is_passed_over(monkeypatch):
     monkeypatch.setattr(nvrtc, "_candidates", lambda: ["libc.so.6"])
     with pytest.raises(NvrtcError, match="Tried: libc.so.6"):
         nvrtc.installed_nvrtc.__wrapped__()
+
+
+@pytest.mark.parametrize("major, wanted", [(13, "cu13/include"), (12, "cuda_runtime/include"), (11, "cu13/include")])
+def test_headers_are_those_of_the_compilers_major_version(monkeypatch, tmp_path, major, wanted):
+    """Of another one only where there are no others. A toolkit of the right version comes after the wheels."""
+    for version, folder in ((13, "nvidia/cu13"), (12, "nvidia/cuda_runtime"), (12, "toolkit")):
+        (tmp_path / folder / "include").mkdir(parents=True)
+        (tmp_path / folder / "include" / "cuda_fp16.h").write_text("")
+        (tmp_path / folder / "include" / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}020\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(headers, "toolkits", lambda: [tmp_path / "toolkit"])
+    monkeypatch.setattr(headers, "installed_nvrtc", lambda: SimpleNamespace(version=(major, 4)))
+    assert headers.cuda_headers.__wrapped__() == tmp_path / "nvidia" / wanted
+
+
+def test_headers_that_do_not_say_their_version_come_last(monkeypatch, tmp_path):
+    for folder in ("nvidia/cu13", "toolkit"):
+        (tmp_path / folder / "include").mkdir(parents=True)
+        (tmp_path / folder / "include" / "cuda_fp16.h").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(headers, "toolkits", lambda: [tmp_path / "toolkit"])
+    monkeypatch.setattr(headers, "installed_nvrtc", lambda: SimpleNamespace(version=(13, 4)))
+    assert headers.cuda_headers.__wrapped__() == tmp_path / "nvidia" / "cu13" / "include"
+    (tmp_path / "toolkit" / "include" / "cuda_runtime_api.h").write_text("#define CUDART_VERSION 13040\n")
+    assert headers.cuda_headers.__wrapped__() == tmp_path / "toolkit" / "include"
 
 
 def test_missing_headers_are_errors_in_words(monkeypatch, tmp_path):
