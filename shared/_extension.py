@@ -37,12 +37,17 @@ except ImportError as error:
     ) from error
 
 
+provided = 0  # kernels that were loaded, for captures (shared/capture_recording.py)
+
+
 def _provide(header: str, expression: str, architecture: int) -> tuple[bytes, str]:
     """Returns the code of a CUDA kernel and its name there. The core calls it at the first launch on a device; a
     process that launches none never imports the compiler.
     """
+    global provided
     from .kernels import provider
 
+    provided += 1
     return provider.provide(header, expression, architecture)
 
 

@@ -282,8 +282,8 @@ def test_what_the_driver_refuses_is_an_error_in_its_words(told):
     assert said.splitlines() == [
         "edgeless: to load edgeless::k<1> failed: out of memory",
         "edgeless: to find the kernel _Zmangled failed: out of memory",
-        "edgeless: to let a kernel have 50000 bytes of shared memory failed: out of memory",
-        "edgeless: to launch a kernel failed: out of memory",
+        "edgeless: to let a kernel have so many bytes of shared memory: 50000 failed: out of memory",
+        "edgeless: to launch a kernel failed: out of memory: edgeless::k<1>",
     ]
 
 
