@@ -13,20 +13,21 @@ from .untraced import constant
 
 __all__ = ["gpu_refusal"]
 
-OLDEST = 80  # compute capability 8.0, for tensor cores of bfloat16 and TF32 and for asynchronous copies
-# The ops whose kernels need neither, and which therefore run on older GPUs; "graph" stands for building a graph.
-OLDEST_OF = {"graph": 75, "spmm": 75, "sddmm": 75, "neighbor_reduce": 75}
+OLDEST = 80  # compute capability 8.0, for tensor cores of bfloat16 and TF32, and maxima that keep a NaN
+# The ops whose kernels need none of them, and which therefore run on older GPUs; "graph" stands for building a graph.
+OLDEST_OF = {"graph": 75, "spmm": 75, "sddmm": 75}
 
 _refusals: dict[tuple[int, str], Optional[str]] = {}  # by the index of the device and the op
 
 
 @constant
 def gpu_refusal(device: torch.device, op: str = "attention") -> Optional[str]:
-    """Returns why no CUDA kernel of ``op`` can run on a GPU, or None if they can; in a torch.compile program a constant.
+    """Returns why no CUDA kernel of ``op`` can run on a GPU, or None if they can.
 
-    A GPU is refused if it is older than the kernels, if nothing here can compile them for it, or if the driver is too
-    old. Packs that EDGELESS_KERNEL_PACKS names, and EDGELESS_JIT=cached, promise that nothing must be compiled. Before
-    CUDA is initialized, when nobody can have computed on a GPU, the answer is None.
+    In a torch.compile program the answer is a constant. A GPU is refused if it is older than the kernels, if nothing
+    here can compile them for it, or if the driver is too old. Packs that EDGELESS_KERNEL_PACKS names, and
+    EDGELESS_JIT=cached, promise that nothing must be compiled. Before CUDA is initialized, when nobody can have
+    computed on a GPU, the answer is None.
 
     Args:
         device: of the kind "cuda"; without an index, the current one.

@@ -51,7 +51,7 @@ def cuda_headers() -> Path:
         NvrtcError: no folder has them.
     """
     wheels = [Path(folder, "nvidia") for folder in sys.path]
-    places = [place for wheel in wheels for place in sorted(wheel.glob("cu*/include"), reverse=True)]
+    places = [place for wheel in wheels for place in sorted(wheel.glob("cu[0-9]*/include"), reverse=True)]
     places += [wheel / "cuda_runtime" / "include" for wheel in wheels]
     places += [home / "include" for home in toolkits()]
     found = [place for place in places if (place / FROM_CUDA[0]).is_file()]

@@ -1,7 +1,7 @@
 """Packs: files of kernels that were compiled elsewhere, so that a machine needs no compiler.
 
 A pack is a ZIP archive with a member for each key, so that a kernel is read without reading the others. Members are
-compressed by LZMA, which takes two thirds of what ZIP's own compression takes (docs/decisions/0070-packs.md).
+compressed by LZMA, which takes two thirds of what ZIP's own compression takes (docs/decisions/0070-packs-in-wheels.md).
 """
 
 from __future__ import annotations

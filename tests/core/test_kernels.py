@@ -14,7 +14,7 @@ import kernels_rooms
 import pytest
 import torch
 
-from edgeless import _C
+from edgeless import _C, gpus
 from edgeless.kernels import (
     CompileError,
     Kernel,
@@ -120,6 +120,17 @@ def test_kernels_of_the_pack_of_a_wheel_compile(architecture, tmp_path):
     if not EVERY:  # other ones in each architecture
         kernels = kernels[ARCHITECTURES.index(architecture) * 131 :][:2]
     images = compiled_together(kernels, architecture, store=Store(tmp_path / "kernels"), threads=os.cpu_count())
+    assert {image.kind for image in images} == {"cubin"}
+
+
+@pytest.mark.skipif(not USUAL.is_file(), reason="needs tests/packaging")
+def test_kernels_for_older_gpus_compile(tmp_path):
+    """Those of the ops that shared/gpus.py lists for compute capability 7.5."""
+    if 75 not in installed_nvrtc().architectures():
+        pytest.skip("this NVRTC compiles for newer GPUs only")
+    assert set(gpus.OLDEST_OF.values()) == {75}
+    kernels = [k for k in read_log(USUAL) if k.header.split("/")[0] in ("spmm", "graph", "common")]
+    images = compiled_together(kernels if EVERY else kernels[::30], 75, store=Store(tmp_path), threads=os.cpu_count())
     assert {image.kind for image in images} == {"cubin"}
 
 

@@ -85,7 +85,9 @@ import edgeless
     done = python("-S", "-c", code)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    words = f"ImportError: edgeless._C, the compiled part of edgeless, was built for torch {built[:4].rstrip('.')} and is"
+    words = (
+        f"ImportError: edgeless._C, the compiled part of edgeless, was built for torch {built[:4].rstrip('.')} and is"
+    )
     assert last.startswith(words) != loads
     if not loads:
         assert f"not loaded with torch {running}: install torch " in last and "--no-build-isolation" in last

@@ -1,6 +1,7 @@
 """The list of kernels for the pack that a wheel carries, and where the pack is found."""
 
 import re
+from pathlib import Path
 
 from usual_kernels import LIST, OF_PLANS, of_logs, of_plans
 
@@ -42,4 +43,4 @@ def test_tox_puts_the_pack_where_the_package_finds_it(root):
     assert "--out shared/kernels/kernels.pack" in (root / "tox.ini").read_text()
     assert '"edgeless.kernels": ["kernels.pack"]' in (root / "setup.py").read_text()
     assert "shared/kernels/kernels.pack" in (root / ".gitignore").read_text().splitlines()
-    assert 'with_name("kernels.pack")' in open(pack.__file__).read()
+    assert 'with_name("kernels.pack")' in Path(pack.__file__).read_text()
