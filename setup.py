@@ -12,6 +12,7 @@ from pathlib import Path
 from setuptools import setup
 
 try:
+    import torch
     from torch.utils import cpp_extension
 except ImportError as error:  # without this, pip shows a bare traceback
     raise SystemExit(
@@ -102,12 +103,27 @@ def joined(files: list[str], folder: Path) -> list[str]:
     return [*apart, *map(str, names)]
 
 
+def record(folder: Path) -> Path:
+    """Writes the version of torch that the extension in a folder was built for, which shared/_extension.py compares
+    with the one that runs before it loads the extension.
+    """
+    file = folder / "_built.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'"""Written by setup.py."""\n\nTORCH = "{torch.__version__}"\n')
+    return file
+
+
 class Build(cpp_extension.BuildExtension):
     """Joins sources, but in place: there, files are compiled again one at a time, as they are edited."""
 
     def run(self):
-        self.joins = not self.inplace  # kept: setuptools clears inplace while it builds
+        inplace = self.inplace  # kept: setuptools clears it while it builds
+        self.joins = not inplace
         super().run()
+        record(ROOT / "shared" if inplace else Path(self.build_lib) / "edgeless")
+
+    def get_outputs(self):  # what is installed
+        return [*super().get_outputs(), str(Path(self.build_lib) / "edgeless" / "_built.py")]
 
     def build_extensions(self):
         if self.joins:
@@ -133,6 +149,7 @@ setup(
         "edgeless.tools.bench": ["*.json"],
         "edgeless.dgl.nn": ["*.pyi"],
         "edgeless.pyg.nn": ["*.pyi"],
+        "edgeless.kernels": ["kernels.pack"],  # of a release: tox -e pack
         "edgeless.kernels.sources": kernel_headers(),
     },
     ext_modules=[extension()],

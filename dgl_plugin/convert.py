@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from edgeless import Graph
 from edgeless.cache import graph_from_object
 from edgeless.distributed.graph import DistGraph
+from edgeless.gpus import gpu_refusal
 
 from ._framework import DGLError, DGLGraph, heterograph
 
@@ -80,6 +81,8 @@ def _relation_of_dgl(graph) -> Relation:
         refusal = f"graph has {len(graph.canonical_etypes)} edge types, and the layer works on one"
     elif len(graph.srctypes) != 1 or len(graph.dsttypes) != 1:
         refusal = f"graph has {len(graph.ntypes)} node types, and not all of them at one end of its edges"
+    elif graph.device.type == "cuda":  # before kernels build the handle
+        refusal = gpu_refusal(graph.device, "graph")
     if refusal is not None:
         return Relation(graph, None, refusal)
     return Relation(graph, _cached(graph, 0), None, graph.is_block, len(graph.ntypes) == 1)

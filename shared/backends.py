@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from . import _C  # also registers the ops
 from .choices import block
+from .gpus import gpu_refusal
 from .graph_checks import compiling, exporting_to_onnx
 from .plan import Step, table
 from .plan_recording import record
@@ -175,7 +176,10 @@ def kernel_refusal(device: torch.device, op: str = "attention") -> Optional[str]
     if compiling() and exporting_to_onnx():
         return ONNX_REFUSAL
     key = (device.type, op)
-    return (_KERNELS[key] if key in _KERNELS else _look_for_kernels(*key)) or transform_refusal()
+    refusal = _KERNELS[key] if key in _KERNELS else _look_for_kernels(*key)
+    if refusal is None and device.type == "cuda":
+        refusal = gpu_refusal(device, op)
+    return refusal or transform_refusal()
 
 
 def transform_refusal() -> Optional[str]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from . import _C
+from . import _C, _extension, max_degrees
 from .autocast import autocast_dtype, autocasts
 from .capture_keys import State, Unfit, flatten, is_moving, parts_of, unflatten
 from .engines import tuner
@@ -26,6 +26,7 @@ from .graph_cache import held_graphs
 __all__ = ["CudaGraphs", "Recording"]
 
 _WAITS = "called a synchronizing CUDA operation"  # part of PyTorch's warning
+_MOST_RUNS = 8  # more, before a recording, than the three of every call
 _MOST_DIFFERENTIABLE = 3  # outputs, since a backward is recorded for each non-empty subset that a loss may use
 
 
@@ -264,19 +265,27 @@ class Recording:
         self._record(recorder, run)
 
     def _warm_up(self, graphs, recorder, model: torch.nn.Module, run) -> None:
-        """Runs the call three times, watches the first and last run, and restores buffers and generators."""
+        """Runs the call three times, watches the first and last run, and restores buffers and generators.
+
+        No kernel can be loaded during a recording. If one was loaded in the last run, or the degrees of a graph became
+        known in the middle of it, a recording would perhaps launch others: then the call runs again.
+        """
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         generator, host = graphs.generator(), graphs.host_states()
         drawn = generator.get_state()
         writable = {_place(buffer) for buffer, _ in buffers}
-        watch = _Watch(graphs.kind, writable)
         try:
             with recorder.warming(), tuner.resting():  # a measurement would wait for the GPU
                 with _Watch(graphs.kind, writable):
                     self._run_once(graphs, run)
                 self._run_once(graphs, run)
-                with watch, recorder.not_waiting():
-                    self._run_once(graphs, run)
+                for _ in range(1 + _MOST_RUNS):
+                    before = _extension.provided, max_degrees.arrived
+                    watch = _Watch(graphs.kind, writable)
+                    with watch, recorder.not_waiting():
+                        self._run_once(graphs, run)
+                    if (_extension.provided, max_degrees.arrived) == before:
+                        break
         except Unfit:
             raise
         except Exception as error:  # of the model, whose uncaptured call will raise it again, or out of memory

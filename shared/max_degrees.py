@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .graph import Graph
 
 
+arrived = 0  # answers of GPUs, after which calls may launch other kernels, for captures (shared/capture_recording.py)
+
+
 class MaxDegrees:
     """The largest degree of a graph's CSR, and of its CSC, as far as known.
 
@@ -54,10 +57,12 @@ class MaxDegrees:
     def _ask(self, graph: Graph, times_before: int) -> None:
         if graph.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return
+        global arrived
         if self.coming is not None:
             answer, arrival = self.coming
             if arrival.query():
                 self.known, self.coming = answer.tolist(), None
+                arrived += 1
             return
         self.times_asked += 1
         if self.times_asked > times_before and graph.has_csr:

@@ -53,6 +53,21 @@ def _key_of(identity: str) -> str:
     return hashlib.sha256("\0".join((identity, version, headers.digest_of_cuda())).encode()).hexdigest()
 
 
+# Machine code of the value also runs on the key: an architecture of the same generation and a smaller minor version.
+# Packs need not have it twice; NVRTC compiles for the GPU's own.
+RUNS_CODE_OF = {89: 86, 103: 100, 121: 120}
+
+
+def _packed(kernel: Kernel, architecture: int, packs: Sequence[Pack]) -> Optional[Image]:
+    """Returns what packs have for an architecture, or else for one whose code it runs."""
+    for other in (architecture, RUNS_CODE_OF.get(architecture)):
+        for pack in packs if other else ():
+            image = pack.get(identity_of(kernel, other))
+            if image is not None and (other == architecture or image.kind == "cubin"):
+                return image
+    return None
+
+
 _images: dict[str, Image] = {}  # by identity
 _locks: dict[str, threading.Lock] = {}  # by identity, so that one thread compiles a kernel that several need
 if hasattr(os, "register_at_fork"):  # a forked child lacks the threads that hold the locks
@@ -85,8 +100,7 @@ def compiled(
         return image
     with _locks.setdefault(identity, threading.Lock()):
         if identity not in _images:
-            found = (pack.get(identity) for pack in (default_packs() if packs is None else packs))
-            image = next((image for image in found if image is not None), None)
+            image = _packed(kernel, architecture, default_packs() if packs is None else packs)
             if image is None:
                 image = _stored_or_made(kernel, architecture, identity, default_store() if store is None else store)
             _images[identity] = image

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Optional
 
-from .nvrtc import NvrtcError, toolkits
+from .nvrtc import NvrtcError, installed_nvrtc, toolkits
 
 __all__ = ["digest_of_cuda", "digest_of_sources", "include_folders"]
 
@@ -42,20 +44,41 @@ def sources() -> Path:
 def cuda_headers() -> Path:
     """Returns the folder of CUDA's headers for the 16-bit types.
 
+    Wheels of several major versions of CUDA may be installed beside each other: the headers of the compiler's own are
+    preferred, since others may use what it does not know.
+
     Raises:
         NvrtcError: no folder has them.
     """
     wheels = [Path(folder, "nvidia") for folder in sys.path]
-    places = [place for wheel in wheels for place in sorted(wheel.glob("cu*/include"), reverse=True)]
+    places = [place for wheel in wheels for place in sorted(wheel.glob("cu[0-9]*/include"), reverse=True)]
     places += [wheel / "cuda_runtime" / "include" for wheel in wheels]
     places += [home / "include" for home in toolkits()]
-    for place in places:
-        if (place / FROM_CUDA[0]).is_file():
-            return place
+    found = [place for place in places if (place / FROM_CUDA[0]).is_file()]
+    if found:
+        wanted = _major_of_compiler()
+        return min(found, key=lambda place: wanted is not None and _major_of(place) != wanted)  # the first of the best
     raise NvrtcError(
         f"{FROM_CUDA[0]} was not found, which the CUDA kernels include: install nvidia-cuda-runtime, which comes "
         "along with PyTorch for CUDA, or set CUDA_HOME."
     )
+
+
+def _major_of_compiler() -> Optional[int]:
+    try:
+        return installed_nvrtc().version[0]
+    except NvrtcError:  # which is reported where a kernel is compiled
+        return None
+
+
+def _major_of(place: Path) -> Optional[int]:
+    """Returns the major version of CUDA that a folder of headers belongs to; None if it does not say."""
+    try:
+        text = (place / "cuda_runtime_api.h").read_text(errors="replace")
+    except OSError:
+        return None
+    version = re.search(r"^#define\s+CUDART_VERSION\s+(\d+)", text, re.MULTILINE)
+    return None if version is None else int(version[1]) // 1000
 
 
 def include_folders() -> list[Path]:

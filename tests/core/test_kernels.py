@@ -6,6 +6,7 @@ Some kernels of every architecture here; EDGELESS_EVERY_KERNEL=1 compiles all th
 import itertools
 import os
 import re
+from pathlib import Path
 
 import kernels_relations_a
 import kernels_relations_b
@@ -13,14 +14,25 @@ import kernels_rooms
 import pytest
 import torch
 
-from edgeless import _C
-from edgeless.kernels import CompileError, Kernel, NvrtcError, Store, compiled, compiled_together, compiler, headers
+from edgeless import _C, gpus
+from edgeless.kernels import (
+    CompileError,
+    Kernel,
+    NvrtcError,
+    Store,
+    compiled,
+    compiled_together,
+    compiler,
+    headers,
+    read_log,
+)
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.plan import DEVICES, attention_steps
 
 ARCHITECTURES = (80, 86, 90, 100, 120)
 EVERY = os.environ.get("EDGELESS_EVERY_KERNEL") == "1"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+USUAL = Path(__file__).parents[1] / "packaging" / "usual_kernels.log"
 PASSES = ("forward", "by_dst", "by_src")
 TABLES = (kernels_relations_a, kernels_relations_b, kernels_rooms)
 OTHERS = [kernel for table in TABLES for kernel in table.KERNELS]  # of no plan, one instance of each
@@ -99,6 +111,27 @@ def test_other_kernels_compile(number, tmp_path):
         template = kernel.expression.partition("<")[0].rpartition(":")[2]
         assert image.kind == "cubin" and image.code.startswith(b"\x7fELF")
         assert template in image.name and image.name.encode() in image.code
+
+
+@pytest.mark.skipif(not USUAL.is_file(), reason="needs tests/packaging")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_of_the_pack_of_a_wheel_compile(architecture, tmp_path):
+    kernels = list(read_log(USUAL))
+    if not EVERY:  # other ones in each architecture
+        kernels = kernels[ARCHITECTURES.index(architecture) * 131 :][:2]
+    images = compiled_together(kernels, architecture, store=Store(tmp_path / "kernels"), threads=os.cpu_count())
+    assert {image.kind for image in images} == {"cubin"}
+
+
+@pytest.mark.skipif(not USUAL.is_file(), reason="needs tests/packaging")
+def test_kernels_for_older_gpus_compile(tmp_path):
+    """Those of the ops that shared/gpus.py lists for compute capability 7.5."""
+    if 75 not in installed_nvrtc().architectures():
+        pytest.skip("this NVRTC compiles for newer GPUs only")
+    assert set(gpus.OLDEST_OF.values()) == {75}
+    kernels = [k for k in read_log(USUAL) if k.header.split("/")[0] in ("spmm", "graph", "common")]
+    images = compiled_together(kernels if EVERY else kernels[::30], 75, store=Store(tmp_path), threads=os.cpu_count())
+    assert {image.kind for image in images} == {"cubin"}
 
 
 def test_every_kernel_of_a_header_is_compiled_here():

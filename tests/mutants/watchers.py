@@ -29,6 +29,7 @@ WATCHERS = [
     ("shared/capture*.py", "shared/test_capture*.py"),
     ("shared/choices.py", "shared/test_backends.py core/test_engines.py"),
     ("shared/backends.py", "shared/test_backends.py shared/test_accelerate.py pyg/test_pyg_fallback.py"),
+    ("shared/gpus.py", "shared/test_gpus.py"),
     ("shared/adapter.py", f"core/test_projection.py shared/test_backends.py {_EVERY_PYG} dgl/test_dgl_explain.py"),
     ("shared/accelerate.py", "shared/test_accelerate.py"),
     ("shared/engines.py", f"core/test_engines.py {_PLANS}"),

@@ -43,7 +43,7 @@ def test_shared_in_a_checkout_is_refused(python, root):
 @pytest.fixture
 def without_extension(tmp_path, root):
     """The package as a checkout that nobody has built leaves it."""
-    ignore = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+    ignore = shutil.ignore_patterns("*.so", "*.pyd", "_built.py", "__pycache__")
     shutil.copytree(root / "shared", tmp_path / "edgeless", ignore=ignore)
     return tmp_path
 
@@ -60,6 +60,38 @@ def test_a_missing_extension_is_one_clear_sentence(python, without_extension):
     assert last.startswith("ImportError: ")
     assert "edgeless._C" in last
     assert "pip install --no-build-isolation" in last
+
+
+VERSIONS = [("2.13.0", "2.14.1", False), ("2.1.0", "2.13.0", False), ("2.13.0+cpu", "2.13.2+cu130", True)]
+
+
+@pytest.mark.parametrize(("built", "running", "loads"), VERSIONS)
+def test_another_torch_than_it_was_built_for_is_one_sentence_before_anything_is_loaded(
+    python, without_extension, built, running, loads
+):
+    """The extension here is a file that no loader takes: its name is not even looked for where the versions differ."""
+    import torch
+
+    site = str(type(without_extension)(torch.__file__).parents[1])
+    (without_extension / "edgeless" / "_built.py").write_text(f'TORCH = "{built}"\n')
+    code = f"""
+import sys
+sys.path[:0] = [{str(without_extension)!r}]
+sys.path.append({site!r})
+import torch
+torch.__version__ = {running!r}
+import edgeless
+"""
+    done = python("-S", "-c", code)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    words = (
+        f"ImportError: edgeless._C, the compiled part of edgeless, was built for torch {built[:4].rstrip('.')} and is"
+    )
+    assert last.startswith(words) != loads
+    if not loads:
+        assert f"not loaded with torch {running}: install torch " in last and "--no-build-isolation" in last
+        assert "_C.c" not in last and "No module" not in done.stderr
 
 
 @pytest.mark.parametrize(("adapter", "package"), [("pyg", "torch_geometric"), ("dgl", "dgl")])

@@ -67,6 +67,28 @@ def test_every_source_is_compiled_once(root, tmp_path, monkeypatch, joins):
     assert not any("/cuda/" in name or "/cpu/kernels_" in name for name in included)
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_the_version_of_torch_is_recorded_beside_the_extension(root, tmp_path, monkeypatch, inplace):
+    import runpy
+
+    import setuptools
+    import torch
+
+    monkeypatch.setattr(setuptools, "setup", lambda **options: None)
+    monkeypatch.chdir(root)
+    build_ext = runpy.run_path("setup.py")["Build"]
+    monkeypatch.setitem(build_ext.run.__globals__, "ROOT", tmp_path)
+    monkeypatch.setattr(build_ext.__mro__[1], "run", lambda self: setattr(self, "inplace", False))  # as setuptools does
+    build = build_ext(setuptools.Distribution({"name": "edgeless"}))
+    build.inplace, build.build_lib, build.extensions = inplace, str(tmp_path / "lib"), []
+    build.run()
+    assert build.joins != inplace
+    file = tmp_path / "shared" / "_built.py" if inplace else tmp_path / "lib" / "edgeless" / "_built.py"
+    assert list(tmp_path.rglob("_built.py")) == [file]
+    assert f'TORCH = "{torch.__version__}"' in file.read_text().splitlines()
+    assert str(tmp_path / "lib" / "edgeless" / "_built.py") in build.get_outputs()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="libstdc++ of Linux")
 def test_there_is_one_libstdcxx():
     """With a second, static copy in the extension the first number in an error message ended the process."""

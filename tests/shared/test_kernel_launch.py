@@ -34,6 +34,7 @@ static int say(const char* name, const char* format, ...) {
 
 int cuGetErrorString(int error, const char** text) { *text = error == 2 ? "out of memory" : "?"; return 0; }
 int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int* version) { *version = 12090; return 0; }
 static __thread void* context;  // of a thread that has one; with FAKE_DRIVER_CONTEXTS all have
 static int has_context() { return context || *getenv("FAKE_DRIVER_CONTEXTS"); }
 int cuCtxGetCurrent(void** found) { *found = has_context() ? (void*)5 : 0; return 0; }
@@ -291,6 +292,22 @@ def test_without_a_driver_and_with_an_old_one_there_are_words(told):
     assert "the CUDA driver (libcuda.so.1) cannot be opened: is there an NVIDIA GPU?" in said
     said, _ = told("launch(kernel, (1,), 32, numbers)", driver="old")
     assert "the CUDA driver has no cuLaunchKernelEx: it is older than CUDA 11.8; install a newer one" in said
+
+
+@pytest.mark.parametrize("driver, words", [
+    ("new", "None (12, 9)"),
+    ("old", "the CUDA driver is older than CUDA 11.8, which the kernels need (12, 9)"),
+    ("none", "the CUDA driver cannot be opened"),
+])  # fmt: skip
+def test_layers_ask_the_driver_before_they_compute(told, driver, words):
+    said, log = told(
+        """
+        from edgeless import gpus
+        print(gpus._driver_refusal(), gpus._driver_version() if gpus._driver() else "")
+        """,
+        driver=driver,
+    )
+    assert said.strip() == words and log == []
 
 
 def test_an_error_of_the_compiler_comes_through(told):

@@ -168,6 +168,7 @@ from edgeless import kernels
 kernels.provider.provide = lambda *given: given
 kernels.provider.prepare = lambda *given: print(given)
 print(_provide("a.cuh", "k", 90))
+assert edgeless._extension.provided == 1  # captures count them
 _prepare([("a.cuh", "k")], 80)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
