@@ -25,6 +25,7 @@ __all__ = [
     "Device",
     "Step",
     "attention_steps",
+    "dtype_name",
     "extremum_steps",
     "most_fused_width",
     "named",

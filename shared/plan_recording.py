@@ -76,8 +76,10 @@ def record_stand_ins(call) -> list[Step]:
     with torch.no_grad():
         if graded:
             back = [found for name, args, *_ in reversed(calls) for found in _backward_calls(name, args)]
-            calls = calls + [(name, args, "auto", True) for name, args in back]
-        return [step for call in calls for step in _steps_by_engine(*call)]
+            calls = calls + [(name, args, "rowsplit", True) for name, args in back]
+        # Other engines look at a graph's contents, which stand-ins do not have.
+        steps = [step for name, args, _, back in calls for step in _steps_by_engine(name, args, "rowsplit", back)]
+        return [replace(step, origin="") for step in steps]
 
 
 def _backward_calls(name: str, args: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -125,7 +127,7 @@ def _steps_by_engine(name: str, args: dict[str, Any], chosen: str, backward: boo
 
 
 # Ops that backwards call too, as the gradients of others.
-_ALSO_BACKWARD = ("project", "project_sum", "relational_sum", "typed_mm", "typed_linear", "typed_outer")
+_ALSO_BACKWARD = ("project", "project_sum", "relational_sum", "typed_mm", "typed_linear")
 
 
 def _backward_of(step: str) -> str:

@@ -375,8 +375,36 @@ def test_sums_over_relations_say_their_pieces():
     (21_000_000, 1_458_334, 56_700, False),  # mag: 14 edges a piece
 ])  # fmt: skip
 def test_pieces_that_a_warp_sums_by_itself(edges, pieces, tiles, pays):
-    assert _C.short_pieces_pay(edges, pieces, tiles // 132, 64) is pays
-    assert not _C.short_pieces_pay(edges, pieces, tiles // 132, 68)
+    assert _C.short_pieces_pay(edges, pieces, tiles, 64) is pays
+    assert not _C.short_pieces_pay(edges, pieces, tiles, 68)
+
+
+def test_more_tiles_never_turn_short_pieces_off():
+    """Nor do longer pieces turn them on: the rule turns once along each size, whatever the multiprocessors."""
+    tiles = [_C.short_pieces_pay(8 * n, 2 * n, n, 64) for n in range(0, 40_000, 48)]
+    edges = [_C.short_pieces_pay(n, 40_000, 10_000, 64) for n in range(0, 800_000, 5_000)]
+    widths = [_C.short_pieces_pay(40_000, 40_000, 10_000, n) for n in range(4, 257, 4)]
+    assert tiles == sorted(tiles) and edges == sorted(edges, reverse=True) and widths == sorted(widths, reverse=True)
+    for found in (tiles, edges, widths):
+        assert {True, False} == set(found)
+
+
+def test_more_rows_never_turn_short_rows_off():
+    for halves in (False, True):
+        rows = [_C.short_rows_pay(60_000, n, 64, halves) for n in range(0, 80_000, 100)]
+        added = [_C.short_rows_pay(n, 60_000, 64, halves) for n in range(0, 800_000, 5_000)]
+        assert rows == sorted(rows) and added == sorted(added, reverse=True)
+        assert {True, False} == set(rows) == set(added)
+
+
+@pytest.mark.parametrize("multiprocessors", [108, 132, 148, 170])
+def test_a_graph_has_one_kernel_on_devices_of_a_family(multiprocessors):
+    """fb15k turned with the count: sixteen pieces a warp up to 166 multiprocessors and not from there on."""
+    plan = _C.pieces_plan(
+        backward=False, dtype="float32", weights="of_pieces", edges=620_000, pieces=462_491, tiles=7_980, types=474,
+        in_width=64, out_width=64, multiprocessors=multiprocessors,
+    )  # fmt: skip
+    assert plan["by_warps"] and "short_products_kernel" in plan["expression"]
 
 
 @pytest.mark.parametrize("added,rows,pays,of_halves", [
@@ -390,9 +418,9 @@ def test_pieces_that_a_warp_sums_by_itself(edges, pieces, tiles, pays):
 ])  # fmt: skip
 def test_rows_that_a_warp_adds_up_by_itself(added, rows, pays, of_halves):
     for halves, expected in ((False, pays), (True, of_halves)):
-        assert _C.short_rows_pay(added, rows, rows // 132, 64, halves) is expected
-        assert not _C.short_rows_pay(added, rows, rows // 132, 68, halves)
-        assert not _C.short_rows_pay(added, rows, rows // 132, 32, halves)
+        assert _C.short_rows_pay(added, rows, 64, halves) is expected
+        assert not _C.short_rows_pay(added, rows, 68, halves)
+        assert not _C.short_rows_pay(added, rows, 32, halves)
 
 
 @pytest.mark.parametrize("in_width,out_width,pays", [
@@ -469,7 +497,7 @@ def test_a_layer_over_relations_says_its_parts(order, monkeypatch):
     forward = [("relational_sum", "forward")]
     back = [("relational_sum", "of features"), ("relational_sum", "of weights")]
     if order == "transform":
-        forward, back = [*forward, ("spmm", "sum")], [("spmm", "sum"), *back]
+        forward, back = [*forward, ("spmm", "forward")], [("spmm", "backward"), *back]
     assert [(step.op, step.step) for step in steps] == [*forward, ("project", "forward"), *back]
     assert "1 maps, 20 x 8 -> 4" in table(steps)
 

@@ -88,9 +88,7 @@ def _run_layers(args: argparse.Namespace) -> int:
             raise UsageError(f"--layer needs a graph with relations, so {name} has no meaning beside it")
     device = DEVICES.get(args.device or "h200") or Device.of(pick_device(args.device))
     if not device.multiprocessors:
-        raise UsageError(
-            "--layer is for GPUs: for the CPU, edgeless.explain(layer, *inputs, plan=True)"
-        )
+        raise UsageError("--layer is for GPUs: for the CPU, edgeless.explain(layer, *inputs, plan=True)")
     for name in args.graph or ["fb15k"]:
         if not graphs.has_relations(name):
             raise UsageError(f"--layer needs a graph with relations, such as aifb or fb15k, got {name!r}")

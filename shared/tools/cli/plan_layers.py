@@ -130,7 +130,9 @@ class _Counts:
             "by dst": _Side.of(graph, graph.graph.csr, graph.num_dst, cut),
             "by src": _Side.of(graph, graph.graph.csc, graph.num_src, cut),
         }
-        self.num_pairs = graph.compact.edges.num_src
+        edges = graph.compact.edges
+        self.num_pairs = edges.num_src
+        self.degrees = [int(d.indptr.diff().max()) if graph.num_edges else 0 for d in (edges.csr, edges.csc)]
         self.walks = walks(graph)
 
     def stand_in(self) -> TypedGraph:
@@ -180,4 +182,6 @@ class _Counts:
         self._set(split, "by src", [offsets, rows, none, ids, ids, self._ids(of.num_src + 1 + pairs)])
         by_pair = Compressed(self._ids(pairs + 1), self._ids(edges), self._ids(edges))
         in_edges = Compressed(csr.indptr, self._ids(edges), csr.edge_ids)
-        return Compact(split, Graph(in_edges, by_pair, pairs, of.num_dst))
+        joined = Graph(in_edges, by_pair, pairs, of.num_dst)
+        joined._max_degrees.known = self.degrees  # which a graph in use asks its device for
+        return Compact(split, joined)
