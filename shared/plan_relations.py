@@ -174,7 +174,7 @@ def _fused_plans(
     root, adds = args.get("root"), _fuses_root(args, device, backward)
     sums = _C.rows_plan(
         dtype=dtype_name(x.dtype), pieces=pieces, rows=rows, tiles=tiles[2].numel() - 1,
-        own_width=root.size(int(backward)) if adds else width, width=width,
+        own_width=max(root.shape) if adds else width, width=width,
         transposed=adds and root.stride(1 - int(backward)) != 1, multiprocessors=device.multiprocessors,
         capability=device.capability, shared_bytes=device.shared_bytes,
     )  # fmt: skip

@@ -364,7 +364,8 @@ def test_a_report_word_for_word():
     moved = 30_622_564 * (2048 + 4) + 1_632_803 * 2048
     assert table([step]) == (
         f"spmm, forward: rowsplit: {step.kernel} in {step.slices} slices; {moved / 1e9:.3g} GB, "
-        f"{moved / 4.7e12 * 1e3:.3g} ms at the roof"
+        f"{moved / 4.7e12 * 1e3:.3g} ms at the roof\n"
+        "  (core_cuda/spmm/cuda/product.cuh: spmm::spmm_kernel<float, int32_t, 4, (spmm::Weighing)0, 8>)"
     )
     assert step.kernel.endswith(" blocks, merges hubs")
     assert not spmm_step(torch.float32, 512, device=H200, max_degree=30, **sizes).kernel.endswith("hubs")
