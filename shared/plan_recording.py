@@ -103,8 +103,6 @@ def _backward_calls(name: str, args: dict[str, Any]) -> list[tuple[str, dict[str
         grad = args["x"].new_empty(args["x"].size(0), args["weight"].size(1))
         back = {"x": grad, "weight": args["weight"], "offsets": args["offsets"]}
         return [("typed_mm", back), ("typed_outer", {"x": grad, "y": args["x"], "offsets": args["offsets"]})]
-    if name == "sddmm":
-        return [("spmm", {"x": args[side], "csr": args["csr"]}) for side in ("src",)]
     return []
 
 
