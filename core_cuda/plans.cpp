@@ -12,6 +12,7 @@
 #include "attention/inputs.h"
 #include "common/fold.h"
 #include "jit/launch.h"
+#include "plan_names.h"
 #include "plan_override.h"
 #include "reduction/cuda/plan.h"
 #include "relational/plan.h"
@@ -23,21 +24,6 @@ namespace {
 
 namespace py = pybind11;
 using cuda::Storage;
-
-Storage storage_named(const std::string& dtype) {
-  if (dtype == "float32") return Storage::f32;
-  if (dtype == "float16") return Storage::f16;
-  if (dtype == "bfloat16") return Storage::bf16;
-  if (dtype == "float64") return Storage::f64;
-  throw py::value_error("plan: dtype must be 'float32', 'float64', 'bfloat16' or 'float16', got '" + dtype + "'");
-}
-
-cuda::Pass pass_named(const std::string& pass) {
-  if (pass == "forward") return cuda::Pass::forward;
-  if (pass == "by_dst") return cuda::Pass::by_dst;
-  if (pass == "by_src") return cuda::Pass::by_src;
-  throw py::value_error("plan: pass must be 'forward', 'by_dst' or 'by_src', got '" + pass + "'");
-}
 
 int vectors_of(int64_t numbers, Storage storage) {
   const int64_t per = cuda::vector_numbers(storage);
@@ -63,8 +49,7 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   if (!plan.kernel.vectors) return found;
   const cuda::Kernel& k = plan.kernel;
   static const char* const modes[] = {"plain", "options", "edge term", "edge term in tiles"};
-  const jit::KernelName name = cuda::expression_of(p.pass, p.score, p.storage, k).name();
-  found["header"] = name.header, found["expression"] = name.expression;
+  add_name(found, cuda::expression_of(p.pass, p.score, p.storage, k));
   found["kernel"] = k.mma ? "tensor cores" : "vectors";
   found["options"] = modes[k.mode];
   found["compiled"] = cuda::kernels_of(p.pass, p.score, p.storage).has(k);
@@ -136,6 +121,7 @@ std::string overridden_gradient_engine() {
 }
 
 void define_plans(py::module_& m) {
+  define_kernel_plans(m);
   m.def("attention_plan", &attention_plan, py::kw_only(), py::arg("pass_"), py::arg("score"), py::arg("dtype"),
         py::arg("heads"), py::arg("key_dim"), py::arg("value_dim"), py::arg("num_rows"), py::arg("num_edges"),
         py::arg("num_gathered"), py::arg("max_degree"), py::arg("options"), py::arg("edge_dim"), py::arg("edge_arrays"),
@@ -146,10 +132,10 @@ void define_plans(py::module_& m) {
         py::arg("wide_index"), py::arg("multiprocessors"), py::arg("l2_bytes"));
   m.def("narrow_sums_pay", &cuda::narrow_sums_pay, py::kw_only(), py::arg("num_edges"), py::arg("num_rows"),
         py::arg("halves"), py::arg("weighted"));
-  m.def("short_pieces_pay", &cuda::short_pieces_pay, py::arg("edges"), py::arg("pieces"), py::arg("tiles_of_processor"),
+  m.def("short_pieces_pay", &cuda::short_pieces_pay, py::arg("edges"), py::arg("pieces"), py::arg("tiles"),
         py::arg("widest"));
-  m.def("short_rows_pay", &cuda::short_rows_pay, py::arg("added"), py::arg("rows"), py::arg("rows_of_processor"),
-        py::arg("widest"), py::arg("halves"));
+  m.def("short_rows_pay", &cuda::short_rows_pay, py::arg("added"), py::arg("rows"), py::arg("widest"),
+        py::arg("halves"));
   m.def("short_gradients_pay", &cuda::short_gradients_pay, py::arg("in_width"), py::arg("out_width"));
   m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"), py::arg("wide_index"),
         py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"), py::arg("num_edges"),

@@ -6,5 +6,6 @@ namespace edgeless {
 
 // Adds the planner's functions to the module, for edgeless.plan (shared/plan.py).
 void define_plans(pybind11::module_& m);
+void define_kernel_plans(pybind11::module_& m);
 
 }  // namespace edgeless

@@ -240,17 +240,20 @@ constexpr int64_t kWideDepth = 192, kWideTiles = 792, kWideResult = 128 * 256, k
 
 // Values of the widest row for which one warp reduces sixteen segments by itself.
 constexpr int64_t kMostShortWidth = 64;
-// Whether sixteen segments (`pieces`) per warp are profitable: where segments have few edges, and every SM gets so many
-// tiles that its sixteen warps always have work (0059).
-constexpr bool short_pieces_pay(int64_t edges, int64_t pieces, int64_t tiles_of_processor, int64_t widest) {
-  return widest <= kMostShortWidth && edges <= 8 * pieces && tiles_of_processor >= 48;
+// Whether sixteen segments (`pieces`) per warp are profitable: where segments have few edges, and there are so many
+// tiles that all warps always have work, 48 per SM of an H200 (0059). It is a number of tiles and not one per SM, so
+// that a graph takes the same kernel on devices that differ in a few SMs.
+constexpr int64_t kLeastShortTiles = 48 * 132;
+constexpr bool short_pieces_pay(int64_t edges, int64_t pieces, int64_t tiles, int64_t widest) {
+  return widest <= kMostShortWidth && edges <= 8 * pieces && tiles >= kLeastShortTiles;
 }
 // Whether sixteen rows per warp are profitable for rows that add up `added` products of segments: where a row adds few,
 // so that no warp has much more work than others; fewer for 16-bit values, which are unpacked there and summed by
-// tensor cores elsewhere (0061).
-constexpr bool short_rows_pay(int64_t added, int64_t rows, int64_t rows_of_processor, int64_t widest, bool halves) {
+// tensor cores elsewhere. At least 192 rows per SM of an H200 (0061).
+constexpr int64_t kLeastShortRows = 192 * 132;
+constexpr bool short_rows_pay(int64_t added, int64_t rows, int64_t widest, bool halves) {
   const bool few = halves ? 2 * added <= 7 * rows : added <= 10 * rows;
-  return widest <= kMostShortWidth && widest > 32 && few && rows_of_processor >= 192;
+  return widest <= kMostShortWidth && widest > 32 && few && rows >= kLeastShortRows;
 }
 // Whether sixteen segments per warp are profitable for the gradients of features and of weights [in, out], whatever the
 // segments: not where the summed gradients are narrow, or both widths are (0060).

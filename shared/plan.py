@@ -17,6 +17,7 @@ import torch
 from . import _C
 from .engines import ROWSPLIT, Engine
 from .graph_checks import opmath_dtype
+from .plan_device import DEVICES, Device, dtype_name, planned, planned_for
 from .untraced import constant
 
 __all__ = [
@@ -24,69 +25,16 @@ __all__ = [
     "Device",
     "Step",
     "attention_steps",
+    "dtype_name",
     "extremum_steps",
     "most_fused_width",
+    "named",
+    "planned_for",
     "seconds_at_roof",
     "spmm_step",
     "table",
     "takes_widths",
 ]
-
-
-@dataclass(frozen=True)
-class Device:
-    """The properties of a device that plans and rooflines depend on.
-
-    Attributes:
-        multiprocessors, l2_bytes, shared_bytes, clusters: as CUDA reports them; ``shared_bytes`` is the opt-in limit of
-            shared memory per block. Zero for a CPU, whose kernels choose by the row alone.
-        capability: the compute capability, 80 for 8.0; zero for a CPU.
-        l2_roof, hbm_roof: measured bandwidth in bytes per second of a bare gather of random rows, from a set that fits
-            the L2 (up to ``l2_fits`` bytes) and from a larger one; 0 where it was not measured.
-    """
-
-    name: str
-    multiprocessors: int = 0
-    l2_bytes: int = 0
-    shared_bytes: int = 0
-    clusters: bool = False
-    l2_roof: float = 0.0
-    hbm_roof: float = 0.0
-    l2_fits: int = 0
-    capability: int = 0
-
-    @classmethod
-    def of(cls, device: torch.device) -> Device:
-        """The device of a tensor."""
-        if device.type != "cuda":
-            return cls(f"CPU ({_C.cpu_capability()})")
-        if not torch.cuda.is_available():  # tracing for a GPU of another machine, where the ops decide again
-            return DEVICES["h200"]
-        index = torch.cuda.current_device() if device.index is None else device.index
-        found = torch.cuda.get_device_properties(device)
-        known = next((d for d in DEVICES.values() if d.name in found.name), cls(found.name))
-        return replace(
-            known,
-            name=found.name,
-            multiprocessors=found.multi_processor_count,
-            l2_bytes=found.L2_cache_size,
-            shared_bytes=_C.shared_bytes_of_block(index),  # older versions of torch do not say
-            clusters=found.major >= 9,
-            capability=10 * found.major + found.minor,
-        )
-
-    def most_fused_width(self, dtype: torch.dtype, wide_index: bool) -> int:
-        """:func:`most_fused_width` on this device."""
-        return _C.most_fused_width(
-            dtype=_dtype_name(dtype), wide_index=wide_index, capability=self.capability, shared_bytes=self.shared_bytes
-        )
-
-
-# The gather bandwidths were measured on an H200 with random rows of 128 bytes and more, 2026-11-21.
-DEVICES = {
-    "h200": Device("H200", 132, 60 * 2**20, 232448, True, 9.3e12, 4.7e12, 45 * 2**20, 90),
-    "a100": Device("A100", 108, 40 * 2**20, 166912, False, capability=80),
-}
 
 
 @dataclass(frozen=True)
@@ -107,6 +55,7 @@ class Step:
             statistics of the graph.
         header: the file of ``core_cuda`` that has the kernel, where the plan names one.
         expression: the kernel's C++ name with its template arguments.
+        further: the file and the name of further kernels, in the order in which they run.
     """
 
     op: str
@@ -120,6 +69,12 @@ class Step:
     origin: str = ""
     header: str = ""
     expression: str = ""
+    further: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def kernels(self) -> list[tuple[str, str]]:
+        """The file and the C++ name of every kernel that the plan names."""
+        return [(self.header, self.expression), *self.further] if self.expression else []
 
 
 def seconds_at_roof(device: Device, num_bytes: int, gathered: int) -> Optional[float]:
@@ -128,8 +83,13 @@ def seconds_at_roof(device: Device, num_bytes: int, gathered: int) -> Optional[f
     return num_bytes / roof if roof else None
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def named(step: Step, *plans: Mapping[str, object]) -> Step:
+    """The step with the files and C++ names of its kernels' plans, each once; the plan of a library is empty."""
+    names = list(dict.fromkeys((plan["header"], plan["expression"]) for plan in plans if plan))
+    if not names:
+        return step
+    (header, expression), *further = names
+    return replace(step, header=header, expression=expression, further=tuple(further))
 
 
 # Attention -----------------------------------------------------------------------------------------------------------
@@ -207,7 +167,7 @@ def attention_steps(
         elif device.multiprocessors:
             at = 1 if by_src else 0
             plan = _C.attention_plan(
-                pass_=which, score=score, dtype=_dtype_name(dtype), heads=heads, key_dim=key_dim, value_dim=value_dim,
+                pass_=which, score=score, dtype=dtype_name(dtype), heads=heads, key_dim=key_dim, value_dim=value_dim,
                 num_rows=rows, num_edges=num_edges, num_gathered=gathered,
                 max_degree=max_degrees[at] if len(max_degrees) > at else -1, options=options, edge_dim=edge_dim,
                 edge_arrays=(edge_arrays or {}).get(which, 0), wide_index=index_bytes == 8,
@@ -236,23 +196,29 @@ def attention_steps(
 # Sums and extrema ----------------------------------------------------------------------------------------------------
 
 
+def _vector_bytes(row_bytes: int, size: int) -> int:
+    """Bytes of a vector of a sum's kernel: the widest that rows are made of; rows that none fits are padded."""
+    return next((width for width in (16, 8, 4) if width >= size and row_bytes % width == 0), 16)
+
+
 def _fold(
     device: Device, row_bytes: int, rows: int, edges: int, gathered: int, max_degree: int, piece: int, result: int,
     narrow_teams: bool, number_bytes: int = 0, weighed: bool = False, wide_index: bool = False,
+    vector_bytes: int = 16,
 ):  # fmt: skip
-    """(description, number of feature tiles) of a segment reduction over rows of ``row_bytes``. ``piece``: bytes of a
-    partial result; ``result``: bytes of all results; ``number_bytes``: bytes of an element, given for sums.
+    """(description, plan) of a segment reduction over rows of ``row_bytes``. ``piece``: bytes of a partial result;
+    ``result``: bytes of all results; ``number_bytes``: bytes of an element, given for sums.
     """
     if not device.multiprocessors:
-        return _C.cpu_capability(), 1
+        return _C.cpu_capability(), {"slices": 1}
     plan = _C.fold_plan(
-        vectors=-(-row_bytes // 16), vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=gathered,
-        max_degree=max_degree, carry_bytes=piece, carry_budget=max(1 << 20, result // 8), narrow_teams=narrow_teams,
-        number_bytes=number_bytes, weighed=weighed, wide_index=wide_index, multiprocessors=device.multiprocessors,
-        l2_bytes=device.l2_bytes,
+        vectors=-(-row_bytes // vector_bytes), vector_bytes=vector_bytes, num_rows=rows, num_edges=edges,
+        num_gathered=gathered, max_degree=max_degree, carry_bytes=piece, carry_budget=max(1 << 20, result // 8),
+        narrow_teams=narrow_teams, number_bytes=number_bytes, weighed=weighed, wide_index=wide_index,
+        multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
     )  # fmt: skip
     merges = ", merges hubs" * plan["merges"]
-    return f"{plan['lanes']} lanes, slices of {plan['slice_bytes']} B, {plan['blocks']} blocks{merges}", plan["slices"]
+    return f"{plan['lanes']} lanes, slices of {plan['slice_bytes']} B, {plan['blocks']} blocks{merges}", plan
 
 
 def spmm_step(
@@ -269,31 +235,46 @@ def spmm_step(
     index_bytes: int = 4,
     engine: Engine = ROWSPLIT,
     num_rows: Optional[int] = None,
+    scaled_only: bool = False,
+    by_head: bool = False,
 ) -> Step:
     """The step of a sum of neighbours' rows of ``width`` columns.
 
     Args:
         weight_bytes: bytes read per edge beside its row and index.
+        scaled_only: these bytes are scales of the sources, and there are no weights of edges.
+        by_head: heads have weights of their own.
         num_rows: rows read, where an engine does not read one per edge.
     """
     row = width * dtype.itemsize
     piece = width * opmath_dtype(dtype).itemsize
+    fold: dict = {"slices": 1}
+    vector_bytes = _vector_bytes(row, dtype.itemsize)
     if engine.kernel is not None:
-        kernel, slices = engine.kernel, 1
+        kernel = engine.kernel
     else:
         narrow = _C.narrow_sums_pay(
             num_edges=num_edges, num_rows=num_dst, halves=dtype.itemsize == 2, weighted=weight_bytes > 0
         )
-        kernel, slices = _fold(
+        kernel, fold = _fold(
             device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row, narrow,
-            dtype.itemsize, weight_bytes > 0, index_bytes == 8,
+            dtype.itemsize, weight_bytes > 0, index_bytes == 8, vector_bytes,
         )  # fmt: skip
+    name: dict = {}
+    if "lanes" in fold:
+        name = _C.sum_kernel(
+            dtype=dtype_name(dtype), wide_index=index_bytes == 8, vector_bytes=vector_bytes,
+            weight=weight_bytes > 0 and not scaled_only, scale=scaled_only, by_head=by_head, lanes=fold["lanes"],
+            slices=fold["slices"], slice_bytes=fold["slice_bytes"], num_rows=num_dst, num_edges=num_edges,
+            gathered_bytes=num_src * -(-row // vector_bytes) * vector_bytes, result_bytes=num_dst * row,
+        )  # fmt: skip
+    slices = fold["slices"]
     if engine.reads_values:
         weight_bytes = dtype.itemsize
     num_rows = num_edges if num_rows is None else num_rows
     num_bytes = num_rows * (row + index_bytes + weight_bytes) + num_dst * row
     seconds = seconds_at_roof(device, num_bytes, num_src * row // slices)
-    return Step("spmm", step, engine.name, kernel, slices, num_bytes, seconds)
+    return named(Step("spmm", step, engine.name, kernel, slices, num_bytes, seconds), name)
 
 
 def extremum_steps(
@@ -310,31 +291,42 @@ def extremum_steps(
     backward: bool = True,
     max_degrees: Sequence[int] = (),
     index_bytes: int = 4,
+    reduce: str = "max",
 ) -> list[Step]:
     """The steps of a minimum or maximum of neighbours' rows and of its gradient.
 
     Args:
+        reduce: ``"max"`` or ``"min"``.
         arg_bytes: bytes of an argmin or argmax, 1, 2 or 4.
         shares: whether equal extrema share the gradient.
         has_transpose: whether the backward has the CSC.
     """
     row = width * dtype.itemsize
-    kernel, slices = _fold(
+    kernel, fold = _fold(
         device, row, num_dst, num_edges, num_src, max_degrees[0] if max_degrees else -1, width * 8, num_dst * row, True
     )
+    slices, kind, wide_index = fold["slices"], dtype_name(dtype), index_bytes == 8
     num_bytes = num_edges * (row + index_bytes) + num_dst * (row + width * arg_bytes)
     seconds = seconds_at_roof(device, num_bytes, num_src * row // slices)
-    steps = [Step("neighbor_reduce", "forward", "rowsplit", kernel, slices, num_bytes, seconds)]
+    forward = Step("neighbor_reduce", "forward", "rowsplit", kernel, slices, num_bytes, seconds)
+    if device.multiprocessors:
+        is_max = reduce == "max"
+        name = _C.extremum_kernel(dtype=kind, wide_index=wide_index, shares=shares, is_max=is_max)
+        forward = named(forward, name)
     if not backward:
-        return steps
-    engine = "sent" if not device.multiprocessors else _C.gradient_plan(
-        dtype=_dtype_name(dtype), arg_bytes=arg_bytes, wide_index=index_bytes == 8, shares=shares,
-        has_transpose=has_transpose, num_rows=num_dst, num_columns=num_src, num_edges=num_edges, width=width,
-        multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes, clusters=device.clusters,
-    )  # fmt: skip
+        return [forward]
+    engine, name = "sent", {}
+    if device.multiprocessors:
+        given = {
+            "dtype": kind, "arg_bytes": arg_bytes, "wide_index": wide_index, "shares": shares,
+            "has_transpose": has_transpose, "num_rows": num_dst, "num_columns": num_src, "num_edges": num_edges,
+            "width": width, "multiprocessors": device.multiprocessors, "shared_bytes": device.shared_bytes,
+            "clusters": device.clusters,
+        }  # fmt: skip
+        engine, name = _C.gradient_plan(**given), _C.gradient_kernel(**given)
     num_bytes = num_dst * (row + width * arg_bytes) + num_src * row
     seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
-    return [*steps, Step("neighbor_reduce", "gradient", "rowsplit", engine, 1, num_bytes, seconds)]
+    return [forward, named(Step("neighbor_reduce", "gradient", "rowsplit", engine, 1, num_bytes, seconds), name)]
 
 
 # Sums over relations -------------------------------------------------------------------------------------------------
@@ -357,6 +349,8 @@ def most_fused_width(device: torch.device, dtype: torch.dtype, wide_index: bool 
     Returns:
         Number of columns; 0 where the device has no such kernels.
     """
+    if device.type == "cuda" and (other := planned()) is not None:
+        return other.most_fused_width(dtype, wide_index)
     return _known_width(device, dtype, wide_index)
 
 
@@ -379,8 +373,8 @@ def table(steps: Sequence[Step]) -> str:
         at_roof = "" if step.seconds is None else f", {step.seconds * 1e3:.3g} ms at the roof"
         slices = "" if step.slices == 1 else f" in {step.slices} slices"
         lines.append(f"{step.op}, {step.step}: {step.engine}: {step.kernel}{slices}; {_megabytes(step.bytes)}{at_roof}")
-        if step.expression:
-            lines.append(f"  (core_cuda/{step.header}: {step.expression.replace('edgeless::cuda::', '')})")
+        for header, expression in step.kernels:
+            lines.append(f"  (core_cuda/{header}: {expression.replace('edgeless::cuda::', '')})")
         if step.origin:
             lines.append(f"  (engine by {step.origin})")
         if step.refused:

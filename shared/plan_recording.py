@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _C, engines
 from .engines import ROWSPLIT, Engine, current_engine, origin, pick
 from .graph_checks import opmath_dtype
 from .ops.relational import widths
-from .plan import Device, Step, attention_steps, extremum_steps, seconds_at_roof, spmm_step, takes_widths
+from .plan import Device, Step, attention_steps, extremum_steps, named, seconds_at_roof, spmm_step
+from .plan_device import dtype_name
+from .plan_relations import (
+    TYPED_STEPS,
+    adds_root,
+    edge_bytes,
+    pair_steps,
+    product_step,
+    relational_steps,
+    tensors_in,
+    typed_step,
+)
 
-__all__ = ["record"]
+__all__ = ["record", "record_stand_ins"]
 
 
 class _Recorder(TorchDispatchMode):
-    """Records edgeless ops as they run: name, arguments by name, and the current engine."""
+    """Records edgeless ops as they run: name, arguments by name, the current engine, and whether it is a backward."""
 
     def __init__(self):
         super().__init__()
-        self.calls: list[tuple[str, dict[str, Any], str]] = []
+        self.calls: list[tuple[str, dict[str, Any], str, bool]] = []
+        self.backward = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func.namespace == "edgeless":
             names = [argument.name for argument in func._schema.arguments]
             name = func._schema.name.rpartition("::")[2]
-            self.calls.append((name, {**dict(zip(names, args)), **kwargs}, current_engine()))
+            self.calls.append((name, {**dict(zip(names, args)), **kwargs}, current_engine(), self.backward))
         return func(*args, **kwargs)
 
 
@@ -46,59 +57,117 @@ def record(call, inputs: Sequence[Any]) -> list[Step]:
     recorder = _Recorder()
     with recorder, engines.tuner.resting():
         out = call()
-        outs = [t for t in _tensors_in(out[0] if isinstance(out, (tuple, list)) else out) if t.requires_grad]
-        leaves = [t for t in _tensors_in(inputs) if t.requires_grad]
+        outs = [t for t in tensors_in(out[0] if isinstance(out, (tuple, list)) else out) if t.requires_grad]
+        leaves = [t for t in tensors_in(inputs) if t.requires_grad]
+        recorder.backward = True
         if leaves and outs:
             torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
     return [step for call in recorder.calls for step in _steps_by_engine(*call)]
 
 
-def _steps_by_engine(name: str, args: dict[str, Any], chosen: str) -> list[Step]:
+def record_stand_ins(call) -> list[Step]:
+    """The steps of a call on stand-ins of tensors, whose device need not exist, and of its backward where gradients are
+    on. Autograd has no part in it: the ops of the backward are those that the ops of the forward call.
+    """
+    recorder, graded = _Recorder(), torch.is_grad_enabled()
+    with recorder, engines.tuner.resting(), torch._C._AutoDispatchBelowAutograd():
+        call()
+    calls = recorder.calls
+    with torch.no_grad():
+        if graded:
+            back = [found for name, args, *_ in reversed(calls) for found in _backward_calls(name, args)]
+            calls = calls + [(name, args, "rowsplit", True) for name, args in back]
+        # Other engines look at a graph's contents, which stand-ins do not have.
+        steps = [step for name, args, _, back in calls for step in _steps_by_engine(name, args, "rowsplit", back)]
+        return [replace(step, origin="") for step in steps]
+
+
+def _backward_calls(name: str, args: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The ops that the backward of an op calls if all gradients are needed, with the arguments that steps depend on."""
+    needs = {"needs": [True] * 7}
+    if name == "attention":
+        out = args["dst"] if args.get("value") is None else args["value"]
+        return [("attention_backward", {**args, **needs, "grad_out": out})]
+    if name in ("relational_layer", "relational_sum"):
+        needs = {"needs": [True, True, args.get("edge_weight") is not None]}
+        grad = args["x"].new_empty(args["num_dst"], widths(args["weight"])[1])
+        return [(f"{name}_backward", {**args, **needs, "grad": grad})]
+    if name == "pair_attention":
+        return [("pair_attention_backward", {**args, **needs})]
+    if name == "pair_maps":
+        pairs = args["by_dst"][3].numel()
+        grads = {f"grad_{what}": args["k"].new_empty(pairs, widths(args[weight])[1])
+                 for what, weight in (("keys", "k_weight"), ("values", "v_weight"))}  # fmt: skip
+        return [("pair_maps_backward", {**args, **needs, **grads})]
+    if name == "typed_linear":
+        grad = args["x"].new_empty(args["x"].size(0), args["weight"].size(1))
+        back = {"x": grad, "weight": args["weight"], "offsets": args["offsets"]}
+        return [("typed_mm", back), ("typed_outer", {"x": grad, "y": args["x"], "offsets": args["offsets"]})]
+    return []
+
+
+def _steps_by_engine(name: str, args: dict[str, Any], chosen: str, backward: bool) -> list[Step]:
     """The steps of an op on the chosen engine or, if it does not support the op, on another, with the reason."""
+    which = "backward" if backward else "forward"
     engine, refused = pick(name, args, chosen)
     if name == "spmm":
-        return [replace(_spmm_of(args, engine), refused=refused, origin=origin(name, args, chosen))]
+        return [replace(_spmm_of(args, engine, which), refused=refused, origin=origin(name, args, chosen))]
     if name == "sddmm":
-        return [replace(_sddmm_of(args, engine), refused=refused)]
+        return [replace(_sddmm_of(args, engine, which), refused=refused)]
     if name in _ATTENTION:
         passes = ["forward"] if name == "attention" else _backward_passes(args)
         asked = origin(name, args, chosen)
         return [replace(step, refused=refused, origin=asked) for step in _attention_of(args, passes, engine)]
-    return [replace(step, refused=refused) if step.engine in _OURS else step for step in _steps_of(name, args)]
+    steps = _steps_of(name, args)
+    if backward and name in _ALSO_BACKWARD:
+        steps = [replace(step, step=_backward_of(step.step)) for step in steps]
+    return [replace(step, refused=refused) if step.engine in _OURS else step for step in steps]
+
+
+# Ops that backwards call too, as the gradients of others.
+_ALSO_BACKWARD = ("project", "project_sum", "relational_sum", "typed_mm", "typed_linear")
+
+
+def _backward_of(step: str) -> str:
+    return "backward" if step == "forward" else f"{step}, backward"
 
 
 _OURS = ("rowsplit", "pieces")
 _ATTENTION = ("attention", "attention_backward", "attention_backward_into")
 
 
-def _spmm_of(args: dict[str, Any], engine: Engine) -> Step:
+def _spmm_of(args: dict[str, Any], engine: Engine, step: str) -> Step:
     x, weight = args["x"], args.get("weight")
     weight_bytes = 0 if weight is None else weight.size(1) * weight.element_size()
     if args.get("src_scale") is not None:
         weight_bytes += args["src_scale"].element_size()
     if engine.num_rows is not None:
         weight_bytes = 4  # the bits of a block's column
-    return _sum_of(args, x.dtype, x[0].numel() if len(x) else 0, x.size(0), weight_bytes, engine)
+    heads = x.size(1) if x.dim() == 3 else 1
+    given = {
+        "scaled_only": weight is None and weight_bytes > 0,
+        "by_head": weight is not None and heads > 1 and weight.size(1) > 1 and weight.stride(1) != 0,
+    }
+    return _sum_of(args, x.dtype, x[0].numel() if len(x) else 0, x.size(0), weight_bytes, step, engine, **given)
 
 
-def _sddmm_of(args: dict[str, Any], engine: Engine) -> Step:
+def _sddmm_of(args: dict[str, Any], engine: Engine, which: str = "forward") -> Step:
     dst, src, sizes = args["dst"], args["src"], _graph_sizes(args)
     device, row = sizes["device"], src[0].numel() * src.element_size() if len(src) else 0
     heads = src.size(1) if src.dim() == 3 else 1
     products = sizes["num_edges"] * heads * opmath_dtype(src.dtype).itemsize
     num_bytes = sizes["num_edges"] * (row + sizes["index_bytes"]) + dst.numel() * dst.element_size() + products
     kernel = "SDDMM_ALG_DEFAULT" if engine.kernel else "vectors of 16 B" if device.multiprocessors else device.name
-    return Step(
-        "sddmm", "products", engine.name, kernel, 1, num_bytes, seconds_at_roof(device, num_bytes, len(src) * row)
+    seconds, step = seconds_at_roof(device, num_bytes, len(src) * row), "products"
+    found = Step(
+        "sddmm", step if which == "forward" else _backward_of(step), engine.name, kernel, 1, num_bytes, seconds
     )
-
-
-def _tensors_in(value: Any) -> list[Tensor]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (tuple, list)):
-        return [t for item in value for t in _tensors_in(item)]
-    return [value] if isinstance(value, Tensor) else []
+    if engine.kernel or not device.multiprocessors:
+        return found
+    dtype = src.dtype if dst.dtype == src.dtype else opmath_dtype(src.dtype)
+    vectors = -(-src.size(-1) * dtype.itemsize // 16)
+    wide = sizes["index_bytes"] == 8
+    return named(found, _C.sampled_kernel(dtype=dtype_name(dtype), wide_index=wide, vectors=vectors))
 
 
 def _graph_sizes(args: dict[str, Any]) -> dict[str, Any]:
@@ -142,16 +211,16 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         arg_bytes = args["arg"].element_size() if backward else args["arg_dtype"].itemsize
         steps = extremum_steps(
             x.dtype, x.size(1), num_src=x.size(0), arg_bytes=arg_bytes, shares=args["ties"] != "first",
-            has_transpose=bool(args["csc"]), backward=backward, max_degrees=args.get("max_degrees") or (),
-            **_graph_sizes(args),
+            has_transpose=bool(args["csc"]), backward=backward, reduce=args.get("reduce", "max"),
+            max_degrees=args.get("max_degrees") or (), **_graph_sizes(args),
         )  # fmt: skip
         return steps[1:] if backward else steps
     if name in ("project", "project_sum"):
-        return [_product_step(name, args)]
+        return [product_step(name, args)]
     if name in ("relational_sum", "relational_sum_backward"):
-        return _relational_steps(name, args)
-    if name in _TYPED_STEPS:
-        return [_typed_step(name, args)]
+        return relational_steps(name, args)
+    if name in TYPED_STEPS:
+        return [typed_step(name, args)]
     if name == "relational_layer":
         return _layer_steps(args)
     if name == "relational_layer_backward":
@@ -161,17 +230,24 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
     if name == "pair_dot_attention":
         return _pair_dot_steps(args)
     if name in ("pair_attention", "pair_attention_backward", "pair_attention_backward_over"):
-        return _pair_steps(name, args)
+        return pair_steps(name, args)
     return []
 
 
 def _sum_of(
-    args: dict[str, Any], dtype: torch.dtype, width: int, num_src: int, weight_bytes: int, engine: Engine = ROWSPLIT
+    args: dict[str, Any],
+    dtype: torch.dtype,
+    width: int,
+    num_src: int,
+    weight_bytes: int,
+    step: str,
+    engine: Engine = ROWSPLIT,
+    **given: bool,
 ) -> Step:
     max_degree = (args.get("max_degrees") or [-1])[0]
     return spmm_step(
-        dtype, width, num_src=num_src, max_degree=max_degree, weight_bytes=weight_bytes, step="sum",
-        engine=engine, num_rows=engine.num_rows and engine.num_rows(args["csr"]), **_graph_sizes(args),
+        dtype, width, num_src=num_src, max_degree=max_degree, weight_bytes=weight_bytes, step=step,
+        engine=engine, num_rows=engine.num_rows and engine.num_rows(args["csr"]), **given, **_graph_sizes(args),
     )  # fmt: skip
 
 
@@ -181,14 +257,15 @@ def _layer_steps(args: dict[str, Any]) -> list[Step]:
     """
     x, root = args["x"], args.get("root")
     if not args["csr"]:
-        steps = _relational_steps("relational_sum", args)
+        steps = relational_steps("relational_sum", args)
     else:
         pairs, width = args["by_dst"][3].numel(), widths(args["weight"])[1]
-        steps = _relational_steps("relational_sum", {**args, "num_dst": pairs})
-        steps.append(_sum_of(args, x.dtype, width, pairs, _edge_bytes(args)))
+        steps = relational_steps("relational_sum", {**args, "num_dst": pairs})
+        steps.append(_sum_of(args, x.dtype, width, pairs, edge_bytes(args), "forward"))
     if root is not None:
-        own = x[: args["num_dst"]] if args.get("own") is None else args["own"]
-        steps.append(_product_step("project", {"x": own, "weights": [root.t()]}))
+        own = x.narrow(0, 0, args["num_dst"]) if args.get("own") is None else args["own"]
+        adds = not args["csr"] and adds_root(args)
+        steps.append(product_step("project", {"x": own, "weights": [root.t()]}, "by row sums" if adds else "onto"))
     return steps
 
 
@@ -197,107 +274,8 @@ def _layer_steps_back(args: dict[str, Any]) -> list[Step]:
     steps = []
     if any(needs) and args["csr"]:
         back = {"csr": args["csc"], "max_degrees": (args.get("max_degrees") or [-1])[1:]}
-        steps.append(_sum_of(back, x.dtype, grad.size(1), len(grad), _edge_bytes(args)))
-    return steps + _relational_steps("relational_sum_backward", {**args, "needs": needs})
-
-
-def _edge_bytes(args: dict[str, Any]) -> int:
-    return 0 if args.get("edge_weight") is None else args["edge_weight"].element_size()
-
-
-def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
-    """The steps of a sum over relations, or of the gradients of its features and weights. Each reduces the edges of its
-    segments; on CUDA both gradients share one reduction.
-    """
-    x, weight, backward = args["x"], args["weight"], name.endswith("backward")
-    device, size = Device.of(x.device), x.element_size()
-    gathered, on_cpu = args["grad"] if backward else x, x.device.type == "cpu"
-    depth = gathered.size(1)
-    row = depth * (gathered.element_size() if on_cpu else size)  # on CUDA gradients are first cast to the dtype of x
-    needs = args.get("needs") or [True]
-    steps = []
-    for step, needed in zip(("of features", "of weights") if backward else ("forward",), needs):
-        if not needed:
-            continue
-        type_ptr, piece_rows, ptr, indices, _, by_row, *tiles = args["by_src" if backward else "by_dst"]
-        pieces, edges, index = piece_rows.numel(), indices.numel(), indices.element_size()
-        rows = {"forward": args.get("num_dst", 0), "of features": x.size(0), "of weights": 0}[step]
-        width = widths(weight)[step == "forward"]
-        fused = bool(tiles) and _fuses(device, x, widths(weight), index == 8)
-        weighed = args.get("edge_weight") is not None or len(tiles) > 5
-        # Bytes of the segments' sums in memory. Unweighted segments of one edge each need no sum: the row is read.
-        sums = pieces * depth * size * bool(ptr.numel() or weighed)
-        again = not on_cpu and step == "of weights" and needs[0] and (fused or sums > 0)
-        num_bytes = rows * width * size + weight.numel() * weight.element_size()
-        if not again:
-            num_bytes += edges * (row + index + _edge_bytes(args)) + 2 * pieces * index
-            num_bytes += tiles[5].numel() * tiles[5].element_size() if len(tiles) > 5 else 0
-        if step == "of weights":
-            num_bytes += pieces * x.size(1) * size
-        kernel = f"{pieces} pieces of {type_ptr.numel() - 1} types"
-        if on_cpu:
-            kernel = f"{_C.cpu_capability()}, {kernel}, {by_row.size(0) - 1} parts"
-        elif fused:  # sums stay in shared memory; only products are written and read again
-            num_bytes += 2 * pieces * width * size * (step != "of weights")
-            kernel += ", multiplied while their sums are at hand: less to move than products of sources or sums"
-            kernel += _warps_alone(args, device, step, width, rows, (edges, pieces, tiles[1].numel() - 1))
-        else:
-            num_bytes += sums if again else 2 * sums
-            num_bytes += 2 * pieces * width * size * (step != "of weights" and by_row.numel() > 0)
-        seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
-        steps.append(Step("relational_sum", step, "pieces", kernel, 1, num_bytes, seconds))
-    return steps + [_edge_weights_step(args)] if needs[2:] == [True] else steps
-
-
-def _edge_weights_step(args: dict[str, Any]) -> Step:
-    """The step of the gradient of edge weights: for each segment by destination, the gradient's row times the type's
-    matrix, and the dot products of that row with the rows of its edges' sources. On CUDA the rows of segments are
-    written and read again.
-    """
-    x, weight, grad = args["x"], args["weight"], args["grad"]
-    type_ptr, piece_rows, _, indices, *_ = args["by_dst"]
-    device, (depth, width) = Device.of(x.device), widths(weight)
-    pieces, edges, index, size = piece_rows.numel(), indices.numel(), indices.element_size(), x.element_size()
-    on_cpu = x.device.type == "cpu"
-    num_bytes = pieces * (width * (grad.element_size() if on_cpu else size) + 2 * index)
-    num_bytes += weight.numel() * weight.element_size() + edges * (depth * size + index + _edge_bytes(args))
-    num_bytes += 0 if on_cpu else 2 * pieces * depth * size
-    kernel = f"{pieces} pieces of {type_ptr.numel() - 1} types"
-    kernel = f"{_C.cpu_capability()}, {kernel}" if on_cpu else kernel
-    seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
-    return Step("relational_sum", "of edge weights", "pieces", kernel, 1, num_bytes, seconds)
-
-
-def _warps_alone(
-    args: dict[str, Any], device: Device, step: str, width: int, rows: int, counts: tuple[int, int, int]
-) -> str:
-    """The parts of a fused step that single warps do, as text; ``counts``: edges, segments, tiles."""
-    x, in_and_out, backward = args["x"], widths(args["weight"]), step != "forward"
-    edges, pieces, tiles = counts
-    if x.dtype != torch.float32:
-        by_warps = False
-    elif backward:
-        by_warps = _C.short_gradients_pay(*in_and_out)
-    else:
-        by_warps = _C.short_pieces_pay(edges, pieces, tiles // device.multiprocessors, max(in_and_out))
-    said = "; sixteen pieces a warp" if by_warps else ""
-    # The product of a destination's own row and root, where the fused kernel adds it to the sums.
-    root, own = args.get("root"), args.get("own")
-    adds = root is not None and not (backward and own is not None)
-    adds = adds and _fuses(device, x if own is None else own, tuple(root.shape), False)
-    widest = max((width, *(root.shape if adds else ())))
-    sums = (pieces, rows, rows // device.multiprocessors, widest, x.element_size() == 2)
-    if step != "of weights" and _C.short_rows_pay(*sums):
-        said += "; a warp adds up sixteen rows"
-    return said
-
-
-def _fuses(device: Device, x: Tensor, in_and_out: tuple[int, int], wide_index: bool) -> bool:
-    """Whether the fused kernels support these rows: the conditions of ``core_cuda/relational/fused_cuda.cpp`` on tiled
-    segments, device and widths, and rows that are aligned, whole vectors of 16 bytes.
-    """
-    as_vectors = x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
-    return as_vectors and takes_widths(device.most_fused_width(x.dtype, wide_index), x.dtype, in_and_out)
+        steps.append(_sum_of(back, x.dtype, grad.size(1), len(grad), edge_bytes(args), "backward"))
+    return steps + relational_steps("relational_sum_backward", {**args, "needs": needs})
 
 
 def _pair_map_steps(name: str, args: dict[str, Any]) -> list[Step]:
@@ -305,16 +283,17 @@ def _pair_map_steps(name: str, args: dict[str, Any]) -> list[Step]:
     backward = name != "pair_maps"
     needs = args.get("needs", [True] * 5)
     steps = []
-    for rows, weight, grad, needed in (
-        ("k", "k_weight", "grad_keys", (needs[0], needs[2] or needs[4], False)),
-        ("v", "v_weight", "grad_values", (needs[1], needs[3], False)),
+    for what, rows, weight, grad, needed in (
+        ("keys", "k", "k_weight", "grad_keys", (needs[0], needs[2] or needs[4], False)),
+        ("values", "v", "v_weight", "grad_values", (needs[1], needs[3], False)),
     ):
         given = {"x": args[rows], "weight": args[weight], "by_dst": args["by_dst"], "by_src": args["by_src"]}
         if backward:
-            steps += _relational_steps("relational_sum_backward", {**given, "grad": args[grad], "needs": needed})
+            found = relational_steps("relational_sum_backward", {**given, "grad": args[grad], "needs": needed})
         else:
-            steps += _relational_steps("relational_sum", {**given, "num_dst": args["by_dst"][3].numel()})
-    return [replace(step, op="pair_maps") for step in steps]
+            found = relational_steps("relational_sum", {**given, "num_dst": args["by_dst"][3].numel()})
+        steps += [replace(step, op="pair_maps", step=f"{what}, {step.step}") for step in found]
+    return steps
 
 
 def _pair_dot_steps(args: dict[str, Any]) -> list[Step]:
@@ -328,76 +307,3 @@ def _pair_dot_steps(args: dict[str, Any]) -> list[Step]:
     given = {**args, "dst": logits, "src": rows, "value": rows, "score": "gat", "edge_attr": logits}
     sums = _attention_of(given, ["forward"], ROWSPLIT)
     return [replace(step, op="pair_dot_attention") for step in (keys, products, values, *sums)]
-
-
-def _pair_steps(name: str, args: dict[str, Any]) -> list[Step]:
-    """The steps of attention over pairs: the products of pairs, the queries of segments by destination, and the passes
-    over the edges.
-    """
-    x, weight, walks = args["x"], args["weight"], args["walks"]
-    device, index = Device.of(x.device), walks[0].element_size()
-    types, depth, width = weight.shape
-    nodes, pairs, edges, pieces = x.size(0), walks[1].numel(), walks[3].numel(), walks[9].numel()
-    size = x.element_size()
-    products = pairs * ((depth + width) * size + index) + weight.numel() * size
-    numbers = pieces * (depth * size + 4 + index)  # per segment, its node's row, read or added to, and one float
-    ids = index if args.get("dropout") else 0
-    edge = width * size + 2 * index + 4 + ids  # per edge, a row, two indices and the segment's float
-    if name == "pair_attention":
-        steps = {
-            "products of pairs": products,
-            "queries of pieces": numbers,
-            "forward": edges * edge + nodes * (width * size + 4),
-        }
-    else:
-        of_x, of_weight = args["needs"][0], any(args["needs"][1:3])
-        steps = {
-            "statistics of rows": nodes * (2 * width * size + 8),
-            "by pair": edges * (edge + 12) + 2 * pairs * width * size,
-            "of features": (products + pairs * depth * size + numbers + nodes * depth * size) * of_x,
-            "of weights": (products + numbers) * of_weight,
-        }
-    kernel = f"{pairs} pairs, {pieces} pieces of {types} types"
-    return [
-        Step("pair_attention", step, "pieces", kernel, 1, count, count / device.hbm_roof if device.hbm_roof else None)
-        for step, count in steps.items()
-        if count
-    ]
-
-
-def _product_step(name: str, args: dict[str, Any]) -> Step:
-    xs = args["xs"] if name == "project_sum" else [args["x"]]
-    device = Device.of(xs[0].device)
-    results = sum(w.size(0) for w in args["weights"]) if name == "project" else args["weights"][0].size(0)
-    num_bytes = sum(x.numel() * x.element_size() for x in xs) + xs[0].size(0) * results * xs[0].element_size()
-    seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
-    shape = f"{xs[0].size(0)} x {xs[0].size(1)} -> {results}"
-    return Step(name, "forward", "product", f"{len(args['weights'])} maps, {shape}", 1, num_bytes, seconds)
-
-
-_TYPED_STEPS = {
-    "typed_mm": "product",
-    "typed_linear": "product",
-    "typed_outer": "of weights",
-    "typed_blend": "skip",
-    "typed_blend_backward": "gradient of skip",
-}
-
-
-def _typed_step(name: str, args: dict[str, Any]) -> Step:
-    """The step of an op on rows and the matrices, or the scalars, of their types: all inputs are read once, the result
-    is written once.
-    """
-    rows, types = args["x"].size(0), args["offsets"].numel() - 1
-    if name in ("typed_mm", "typed_linear"):
-        depth, columns = args["x"].size(1), args["weight"].size(2 if name == "typed_mm" else 1)
-        shape, made = f"{rows} x {depth} -> {columns}", rows * columns
-    elif name == "typed_outer":
-        depth, columns = args["x"].size(1), args["y"].size(1)
-        shape, made = f"{rows} x {depth}, {columns}", types * depth * columns
-    else:
-        shape, made = f"{rows} x {args['x'].size(1)}", args["x"].numel() * (2 if name.endswith("backward") else 1)
-    num_bytes = sum(t.numel() * t.element_size() for t in _tensors_in(args)) + made * args["x"].element_size()
-    device = Device.of(args["x"].device)
-    seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
-    return Step(name, _TYPED_STEPS[name], "product", f"{types} types, {shape}", 1, num_bytes, seconds)

@@ -74,7 +74,8 @@ std::vector<Tensor> layer_backward(const Tensor& given, const Tensor& x, const T
   const bool of_x = needs[0], of_weight = needs[1], of_own = needs[2] && own, of_root = needs[3] && root;
   const Tensor grad =
       relational::has_vectors(given, given.size(1)) && given.stride(1) == 1 ? given : given.contiguous();
-  const relational::OwnGradients sums = relational::own_gradients(grad, map.rows, x.scalar_type(), of_root, needs[4]);
+  const relational::OwnGradients sums =
+      relational::gradients_of_own(grad, map.rows, x.scalar_type(), of_root, needs[4]);
   const bool onto_x = of_x && root && !own;
   const relational::FusedGradients found = relational::fused_gradients(
       sums.rows, x, weight, edge_weight, pieces, {of_x, of_weight}, onto_x ? *root : Tensor(), sums);

@@ -14,6 +14,7 @@
 #include "../common/optional.h"
 #include "../common/storage_of.h"
 #include "../thresholds.h"
+#include "cuda/expression.h"
 #include "cuda/kernels.h"
 
 namespace edgeless::cuda::projection {
@@ -39,21 +40,22 @@ struct RightSide {
   }
 };
 
-// Returns whether edgeless' kernels support a product [rows, columns] and can fill their tiles.
-inline bool suits(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth) {
-  const int64_t vector = 16 / a.element_size();
-  return fits(a) && fits(b) && columns >= kLeastColumns && columns % vector == 0 && columns < INT_MAX &&
-         depth >= kLeastDepth && rows > 0 && device_attribute(jit::Attribute::capability_major, a.get_device()) >= 8;
+inline int capability_of(const at::Tensor& t) {
+  return 10 * device_attribute(jit::Attribute::capability_major, t.get_device());
 }
 
-// Returns whether edgeless' kernels compute a product [rows, columns]. 16-bit elements: only for few nodes. float32:
-// not where TF32 is allowed, because cuBLAS is faster then. divided: split-K, so that few tiles occupy all SMs.
+// Returns whether edgeless' kernels support a product [rows, columns] and can fill their tiles.
+inline bool suits(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth) {
+  return fits(a) && fits(b) && suits({storage_of(a.scalar_type()), rows, columns, depth}, capability_of(a));
+}
+
+// Returns whether edgeless' kernels compute a product [rows, columns] (cuda/expression.h). divided: split-K, so that
+// few tiles occupy all SMs.
 inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth,
                   bool divided = false) {
-  if (!suits(a, b, rows, columns, depth)) return false;
-  if (a.scalar_type() != at::kFloat) return a.size(0) < kLaunchBoundRows && (divided || depth <= kMostDepth);
-  const bool full = divided ? rows >= kDividedRows : depth <= kMostDepth || rows * columns >= kLargeProduct;
-  return full && !at::globalContext().allowTF32CuBLAS();
+  if (!fits(a) || !fits(b)) return false;
+  const bool allows_tf32 = a.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
+  return takes({storage_of(a.scalar_type()), rows, columns, depth, divided}, a.size(0), capability_of(a), allows_tf32);
 }
 
 inline void add_product(ProductArgs& args, const at::Tensor& b, const at::Tensor& c) {

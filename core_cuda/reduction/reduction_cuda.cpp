@@ -148,25 +148,12 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   }
 }
 
-// Chooses the fewest feature tiles, of equal width, whose items fit in memory (tiles of 128 columns always do), and the
-// smallest of the kernels for 128, 256 and 512 columns that covers them.
-void sort_columns(const Backward& b, int64_t result_bytes, SortArgs& args) {
-  int64_t fewest = 0;
-  for (int log2 = 3; log2 <= 5; ++log2) {
-    const int64_t slices = (b.width - 1) / (kSortPer << log2) + 1;
-    const int64_t columns = ((b.width / 8 - 1) / slices + 1) * 8;
-    const int64_t bytes = b.rows * columns * kSortItemBytes;
-    if (log2 > 3 && (slices == fewest || bytes > std::max(result_bytes, kSortMemory))) continue;
-    fewest = slices;
-    args.plan.team_log2 = log2, args.item_row = static_cast<int>(columns);
-  }
-}
-
 void sort_gradient(const Backward& b, const Tensor& grad_x) {
   const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), where = b.arg.contiguous();
   SortArgs args;
   args.csr = compressed_graph(b.graph.csr), args.graph = compressed_graph(b.graph.csc);
-  sort_columns(b, grad_x.nbytes(), args);
+  const SortedColumns columns = sort_columns(b.rows, b.width, grad_x.nbytes());
+  args.plan.team_log2 = columns.team_log2, args.item_row = columns.columns;
   args.vectors = args.plan.slice_vectors = 1 << args.plan.team_log2, args.plan.slices = 1;
   args.width = static_cast<int>(b.width);
   args.grad = fold_rows(grad);

@@ -8,6 +8,7 @@
 #include "../common/storage_of.h"
 #include "../thresholds.h"
 #include "cuda/piece_tiles.h"
+#include "fused_plan.h"
 #include "plan.h"
 
 namespace edgeless::cuda::relational {
@@ -21,27 +22,6 @@ const T* data(const Tensor& t) {
 }
 
 int64_t processors(const Tensor& t) { return device_attribute(jit::Attribute::multiprocessors, t.get_device()); }
-
-// Tiles per block: several, to amortize the prologue of a block, if there is work for all SMs.
-int tiles_of_block(int64_t tiles, const Tensor& t) {
-  return static_cast<int>(std::clamp<int64_t>(tiles / (16 * processors(t)), 1, 16));
-}
-
-// Returns whether every warp sums and multiplies segments by itself (cuda/short_pieces.cuh).
-bool takes_short_pieces(const PieceProductsArgs& args, const Pieces& pieces, const Tensor& x) {
-  const bool in_order = args.neighbors.weights && !args.neighbors.ids;  // such a kernel is not compiled
-  return x.scalar_type() == at::kFloat && !in_order &&
-         short_pieces_pay(pieces.indices.size(0), pieces.rows.size(0), args.pieces.count / processors(x),
-                          std::max(args.in_width, args.out_width));
-}
-
-// Tiles that a block of that kernel takes at a time.
-int tiles_of_chunk(int64_t tiles, const Tensor& t) {
-  return static_cast<int>(std::clamp<int64_t>(tiles / processors(t) / 100, 2, 8));
-}
-
-// Returns whether so few blocks leave room on the SMs for twice as many warps per block.
-bool few_blocks(int64_t blocks, const Tensor& t) { return blocks <= 2 * processors(t); }
 
 FusedDevice fused_device(const Tensor& t) {
   using jit::Attribute;
@@ -81,6 +61,23 @@ Neighbors neighbors_of(const Pieces& pieces, const Tensor& rows, const OptTensor
   }
   set_rows(neighbors, rows);
   return neighbors;
+}
+
+// What the edges, or the sums of segments, are multiplied by.
+Weights weights_of(const Neighbors& of) {
+  if (of.of_pieces) return Weights::of_pieces;
+  return !of.weights ? Weights::none : of.ids ? Weights::by_id : Weights::in_order;
+}
+
+// args: of products or of gradients.
+template <class Args>
+PieceSizes sizes_of(const Args& args, const Pieces& pieces, const Tensor& x) {
+  PieceSizes sizes;
+  sizes.storage = storage_of(x.scalar_type()), sizes.weights = weights_of(args.neighbors);
+  sizes.edges = pieces.indices.size(0), sizes.pieces = pieces.rows.size(0);
+  sizes.tiles = args.pieces.count, sizes.types = args.pieces.types;
+  sizes.in_width = args.in_width, sizes.out_width = args.out_width;
+  return sizes;
 }
 
 // Weights as [types, K, M] in the dtype of the rows, row-major, with rows of whole aligned 16-byte vectors.
@@ -129,14 +126,14 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   const Tensor bias = added.bias.defined() ? added.bias.contiguous() : Tensor();
   if (bias.defined()) args.bias = bias.const_data_ptr();
   args.out = out.mutable_data_ptr(), args.wide = wide, args.num_rows = num_rows;
-  const int widest = std::max(args.width, args.own_width);
-  if (short_rows_pay(pieces.rows.size(0), num_rows, num_rows / processors(out), widest, storage != Storage::f32)) {
+  const RowSizes sizes{storage,        pieces.rows.size(0), num_rows,       args.num_tiles,
+                       args.own_width, args.width,          args.transposed};
+  const RowsPlan plan = plan_rows(sizes, processors(out), fused_device(out));
+  if (plan.by_warps) {
     run_short_rows(storage, args, static_cast<int>(processors(out)), on_device.queue());
     return out.to(dtype);
   }
-  args.share = tiles_of_block(args.num_tiles, out);
-  args.few = few_blocks(args.num_tiles / args.share, out);
-  args.little = has_little_memory(storage, widest, fused_device(out));
+  args.share = plan.share, args.few = plan.few, args.little = plan.little;
   run_row_sums(storage, args, on_device.queue());
   return out.to(dtype);
 }
@@ -177,19 +174,18 @@ Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_w
   const Tensor products = products_of(pieces, w.size(2), x.options());
   args.out = products.mutable_data_ptr();
   const OnDevice on_device(x.device());
-  if (takes_short_pieces(args, pieces, x)) {
-    args.share = tiles_of_chunk(args.pieces.count, x);
+  const PiecesPlan plan = plan_products(sizes_of(args, pieces, x), processors(x));
+  args.share = plan.share, args.few = plan.few;
+  if (plan.by_warps) {
     const Tensor scratch = at::empty({short_products_scratch(args)}, x.options().dtype(at::kByte));
     run_short_products(args, scratch.mutable_data_ptr(), static_cast<int>(processors(x)), on_device.queue());
   } else {
-    args.share = tiles_of_block(args.pieces.count, x);
-    args.few = few_blocks(num_tiles(args.pieces.count, args.pieces.types, args.share), x);
     run_piece_products(storage_of(x.scalar_type()), args, on_device.queue());
   }
   return row_sums(products, pieces, num_dst, dtype, added);
 }
 
-OwnGradients own_gradients(const Tensor& grad, const Tensor& own, at::ScalarType dtype, bool of_root, bool of_bias) {
+OwnGradients gradients_of_own(const Tensor& grad, const Tensor& own, at::ScalarType dtype, bool of_root, bool of_bias) {
   OwnGradients found;
   found.rows = grad, found.of_root = of_root, found.of_bias = of_bias;
   const bool casts = grad.scalar_type() != dtype;
@@ -231,15 +227,8 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
     args.pieces = tiles_of(pieces), args.neighbors = neighbors_of(pieces, grad, edge_weight);
     args.weight = {w.const_data_ptr(), w.stride(1)}, args.weight_type = w.stride(0), args.x = rows_of(x);
     args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
-    const bool by_warps = x.scalar_type() == at::kFloat && short_gradients_pay(args.in_width, args.out_width);
-    // Enough blocks for all SMs, but their partial sums take at most an eighth of the memory of the segments' rows, a
-    // quarter if a block has half as many warps, or 1 MiB.
-    const int64_t of_rows = pieces.rows.size(0) * (w.size(1) + w.size(2)) / (by_warps ? 4 : 8);
-    const int64_t most = std::max<int64_t>(of_rows, 1 << 18) / size;
-    const int64_t wanted = std::clamp(args.pieces.count / 24, 8 * processors(x), 16 * processors(x));
-    const int64_t blocks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1));
-    args.share = static_cast<int>(std::max<int64_t>(1, args.pieces.count / blocks));
-    args.few = few_blocks(num_tiles(args.pieces.count, args.pieces.types, args.share), x);
+    const PiecesPlan plan = plan_gradients(sizes_of(args, pieces, x), processors(x));
+    args.share = plan.share, args.few = plan.few;
     if (needs.rows) {
       products = products_of(pieces, w.size(1), x.options());
       args.out = products.mutable_data_ptr();
@@ -252,7 +241,7 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
       adding.partial = args.partial, adding.weights = found.weight.mutable_data_ptr();
       adding.wide = weight.scalar_type() == at::kFloat;
     }
-    if (by_warps) {
+    if (plan.by_warps) {
       const Tensor scratch = at::empty({short_gradients_scratch(args)}, x.options().dtype(at::kByte));
       run_short_gradients(args, scratch.mutable_data_ptr(), on_device.queue());
     } else {

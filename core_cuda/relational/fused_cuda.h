@@ -41,8 +41,8 @@ struct OwnGradients {
   int64_t own_width = 0;
   bool of_root = false, of_bias = false;
 };
-OwnGradients own_gradients(const at::Tensor& grad, const at::Tensor& own, at::ScalarType dtype, bool of_root,
-                           bool of_bias);
+OwnGradients gradients_of_own(const at::Tensor& grad, const at::Tensor& own, at::ScalarType dtype, bool of_root,
+                              bool of_bias);
 
 struct FusedNeeds {
   bool rows, weight;

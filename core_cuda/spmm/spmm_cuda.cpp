@@ -90,11 +90,9 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     const Tensor carry = take_carry(problem, out, args);
     Tensor values;
     const int64_t value_bytes = args.graph.num_edges * int64_t(sizeof(A));
-    const bool by_edge = weighed && !args.weight_by_head && !wide_index && bytes == 16 && value_bytes > 0;
-    const bool slices = args.plan.slices > 1 && value_bytes <= int64_t(out.nbytes());
-    const bool orders = weight && orders_weights(value_bytes, x.size(0) * args.vectors * int64_t(bytes),
-                                                 args.plan.slice_vectors * int64_t(bytes));
-    if (by_edge && (slices || orders)) {
+    const bool by_edge = weighed && !args.weight_by_head && !wide_index && bytes == 16;
+    if (fills_values(by_edge, weight.has_value(), value_bytes, x.size(0) * args.vectors * int64_t(bytes), out.nbytes(),
+                     args.plan.slices, args.plan.slice_vectors * int64_t(bytes))) {
       values = at::empty({args.graph.num_edges}, x.options().dtype(statistics));
       fill_values(args, values.data_ptr<A>(), on_device.queue());
       args.values = values.data_ptr<A>();

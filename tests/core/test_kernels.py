@@ -11,6 +11,7 @@ from pathlib import Path
 import kernels_relations_a
 import kernels_relations_b
 import kernels_rooms
+import plan_names
 import pytest
 import torch
 
@@ -101,6 +102,16 @@ def test_kernels_compile(architecture, tmp_path):
         template = kernel.expression.partition("<")[0].rpartition(":")[2]
         assert image.kind == "cubin" and image.code.startswith(b"\x7fELF")
         assert template in image.name and image.name.encode() in image.code
+
+
+PLANNED = plan_names.every() if EVERY else plan_names.sample()
+
+
+@pytest.mark.parametrize("number", range(len(PLANNED)), ids=[kernel.expression for kernel in PLANNED])
+def test_kernels_that_other_plans_name_compile(number, tmp_path):
+    image = compiled(PLANNED[number], ARCHITECTURES[number % len(ARCHITECTURES)], store=Store(tmp_path))
+    template = PLANNED[number].expression.partition("<")[0].rpartition(":")[2]
+    assert image.kind == "cubin" and template in image.name and image.name.encode() in image.code
 
 
 @pytest.mark.parametrize("number", range(len(OTHERS)), ids=[kernel.expression for kernel in OTHERS])

@@ -375,8 +375,8 @@ def test_sums_over_relations_say_their_pieces():
     (21_000_000, 1_458_334, 56_700, False),  # mag: 14 edges a piece
 ])  # fmt: skip
 def test_pieces_that_a_warp_sums_by_itself(edges, pieces, tiles, pays):
-    assert _C.short_pieces_pay(edges, pieces, tiles // 132, 64) is pays
-    assert not _C.short_pieces_pay(edges, pieces, tiles // 132, 68)
+    assert _C.short_pieces_pay(edges, pieces, tiles, 64) is pays
+    assert not _C.short_pieces_pay(edges, pieces, tiles, 68)
 
 
 @pytest.mark.parametrize("added,rows,pays,of_halves", [
@@ -390,9 +390,9 @@ def test_pieces_that_a_warp_sums_by_itself(edges, pieces, tiles, pays):
 ])  # fmt: skip
 def test_rows_that_a_warp_adds_up_by_itself(added, rows, pays, of_halves):
     for halves, expected in ((False, pays), (True, of_halves)):
-        assert _C.short_rows_pay(added, rows, rows // 132, 64, halves) is expected
-        assert not _C.short_rows_pay(added, rows, rows // 132, 68, halves)
-        assert not _C.short_rows_pay(added, rows, rows // 132, 32, halves)
+        assert _C.short_rows_pay(added, rows, 64, halves) is expected
+        assert not _C.short_rows_pay(added, rows, 68, halves)
+        assert not _C.short_rows_pay(added, rows, 32, halves)
 
 
 @pytest.mark.parametrize("in_width,out_width,pays", [
@@ -469,7 +469,7 @@ def test_a_layer_over_relations_says_its_parts(order, monkeypatch):
     forward = [("relational_sum", "forward")]
     back = [("relational_sum", "of features"), ("relational_sum", "of weights")]
     if order == "transform":
-        forward, back = [*forward, ("spmm", "sum")], [("spmm", "sum"), *back]
+        forward, back = [*forward, ("spmm", "forward")], [("spmm", "backward"), *back]
     assert [(step.op, step.step) for step in steps] == [*forward, ("project", "forward"), *back]
     assert "1 maps, 20 x 8 -> 4" in table(steps)
 

@@ -24,7 +24,7 @@ EVERY_DTYPE = pytest.mark.parametrize("dtype", NUMBERS)
 def test_sums(dtype):
     """An edge reads its row and its id, a row of the result is written; the gradient is the same turned round."""
     x, row = leaf(S, 6, dtype=dtype), 6 * NUMBERS[dtype]
-    forward, back = ("spmm", "sum", E * (row + ID) + D * row), ("spmm", "sum", E * (row + ID) + S * row)
+    forward, back = ("spmm", "forward", E * (row + ID) + D * row), ("spmm", "backward", E * (row + ID) + S * row)
     assert said(lambda: functional.spmm(graph(), x), x) == [forward, back]
     with torch.no_grad():
         assert said(lambda: functional.spmm(graph(), x), x) == [forward]
@@ -36,25 +36,27 @@ def test_sums_by_weights():
     forward, back = E * (row + ID + 2 * 4) + D * row, E * (row + ID + 2 * 4) + S * row
     products = E * (row + ID) + D * row + E * 2 * 4
     found = said(lambda: functional.spmm(graph(), x, weight), x, weight)
-    assert sorted(found) == sorted([("spmm", "sum", forward), ("spmm", "sum", back), ("sddmm", "products", products)])
+    assert sorted(found) == sorted(
+        [("spmm", "forward", forward), ("spmm", "backward", back), ("sddmm", "products, backward", products)]
+    )
 
 
 def test_sums_by_scales():
     """That of a source is read for every edge, and beside a weight."""
     x, row, scale = leaf(S, 6), 6 * 4, torch.rand(S)
-    back = ("spmm", "sum", E * (row + ID) + S * row)
-    scaled = ("spmm", "sum", E * (row + ID + 4) + D * row)
+    back = ("spmm", "backward", E * (row + ID) + S * row)
+    scaled = ("spmm", "forward", E * (row + ID + 4) + D * row)
     assert said(lambda: functional.spmm(graph(), x, src_scale=scale), x) == [scaled, back]
     both = E * (row + ID + 4 + 4) + D * row
     args = {"x": x, "weight": torch.rand(E, 1), "src_scale": scale, "csr": list(graph().csr[:2])}
-    assert _spmm_of(args, named("rowsplit")).bytes == both
+    assert _spmm_of(args, named("rowsplit"), "forward").bytes == both
 
 
 def test_ids_of_8_bytes():
     x, row = leaf(S, 6), 24
     wide = with_wide_indices(graph())
     assert said(lambda: functional.spmm(wide, x), x) == [
-        ("spmm", "sum", E * (row + 8) + D * row), ("spmm", "sum", E * (row + 8) + S * row),
+        ("spmm", "forward", E * (row + 8) + D * row), ("spmm", "backward", E * (row + 8) + S * row),
     ]  # fmt: skip
 
 
@@ -201,7 +203,7 @@ def test_products_by_type():
     found = said(lambda: functional.segment_mm(x, weight, torch.tensor([3, 4])), x, weight)
     moved = rows + results + matrices + offsets
     assert sorted(found) == [
-        ("typed_mm", "product", moved), ("typed_mm", "product", moved), ("typed_outer", "of weights", moved),
+        ("typed_mm", "product", moved), ("typed_mm", "product, backward", moved), ("typed_outer", "of weights", moved),
     ]  # fmt: skip
 
 
@@ -362,7 +364,8 @@ def test_a_report_word_for_word():
     moved = 30_622_564 * (2048 + 4) + 1_632_803 * 2048
     assert table([step]) == (
         f"spmm, forward: rowsplit: {step.kernel} in {step.slices} slices; {moved / 1e9:.3g} GB, "
-        f"{moved / 4.7e12 * 1e3:.3g} ms at the roof"
+        f"{moved / 4.7e12 * 1e3:.3g} ms at the roof\n"
+        "  (core_cuda/spmm/cuda/product.cuh: spmm::spmm_kernel<float, int32_t, 4, (spmm::Weighing)0, 8>)"
     )
     assert step.kernel.endswith(" blocks, merges hubs")
     assert not spmm_step(torch.float32, 512, device=H200, max_degree=30, **sizes).kernel.endswith("hubs")

@@ -176,9 +176,9 @@ def test_a_layer_over_relations(monkeypatch):
     pairs = 6  # of a source and a type, each an edge of its own
     assert steps("transform") == [
         ("relational_sum", "forward", pairs * (24 + ID) + 2 * pairs * ID + pairs * 36 + weights),
-        ("spmm", "sum", E * (36 + ID) + D * 36),
+        ("spmm", "forward", E * (36 + ID) + D * 36),
         ("project", "forward", product),
-        ("spmm", "sum", E * (36 + ID) + pairs * 36),
+        ("spmm", "backward", E * (36 + ID) + pairs * 36),
         ("relational_sum", "of features", pairs * (36 + ID) + 2 * pairs * ID + S * 24 + weights),
         ("relational_sum", "of weights", pairs * (36 + ID) + 2 * pairs * ID + pairs * 24 + weights),
     ]
@@ -246,14 +246,16 @@ def test_maps_of_pairs():
 
     forward = [moved(6, 8, 6, 2 * 2 * 3 * 4), moved(6, 10, 6, 2 * 2 * 3 * 5)]
     steps = _steps_of("pair_maps", args)
-    assert [(step.op, step.step, step.bytes) for step in steps] == [("pair_maps", "forward", f) for f in forward]
+    assert [(step.op, step.step, step.bytes) for step in steps] == [
+        ("pair_maps", f"{what}, forward", f) for what, f in zip(("keys", "values"), forward, strict=True)
+    ]
     grads = {"grad_keys": torch.empty(6, 8), "grad_values": torch.empty(6, 10), "needs": [True] * 5}
     steps = _steps_of("pair_maps_backward", {**args, **grads})
     assert [(step.step, step.bytes) for step in steps] == [
-        ("of features", moved(8, 6, S, 48)),
-        ("of weights", moved(8, 6, 0, 48, own=6 * 6)),
-        ("of features", moved(10, 6, S, 60)),
-        ("of weights", moved(10, 6, 0, 60, own=6 * 6)),
+        ("keys, of features", moved(8, 6, S, 48)),
+        ("keys, of weights", moved(8, 6, 0, 48, own=6 * 6)),
+        ("values, of features", moved(10, 6, S, 60)),
+        ("values, of weights", moved(10, 6, 0, 60, own=6 * 6)),
     ]
     # The scale of keys is made with their matrices.
     steps = _steps_of("pair_maps_backward", {**args, **grads, "needs": [False, False, False, True, True]})

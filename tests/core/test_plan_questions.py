@@ -26,13 +26,13 @@ def asked(monkeypatch):
     return questions
 
 
-@pytest.mark.parametrize("dtype,width,vectors", [
-    (torch.float32, 65, 17), (torch.bfloat16, 65, 9), (torch.float16, 64, 8), (torch.float64, 3, 2),
+@pytest.mark.parametrize("dtype,width,vectors,vector_bytes", [
+    (torch.float32, 65, 65, 4), (torch.bfloat16, 65, 9, 16), (torch.float16, 64, 8, 16), (torch.float64, 3, 3, 8),
 ])  # fmt: skip
 @pytest.mark.parametrize("weight_bytes,index_bytes", [(0, 4), (4, 8)])
-def test_a_sum(asked, dtype, width, vectors, weight_bytes, index_bytes):
-    """Rows in vectors of 16 bytes, the last of them not full; pieces in the arithmetic's numbers, for which there is an
-    eighth of the result's memory or a megabyte.
+def test_a_sum(asked, dtype, width, vectors, vector_bytes, weight_bytes, index_bytes):
+    """Rows in vectors of 16, 8 or 4 bytes, padded where none fits; pieces in the arithmetic's numbers, for which there
+    is an eighth of the result's memory or a megabyte.
     """
     size = dtype.itemsize
     options = {"weight_bytes": weight_bytes, "index_bytes": index_bytes, "max_degree": 77}
@@ -42,8 +42,8 @@ def test_a_sum(asked, dtype, width, vectors, weight_bytes, index_bytes):
         "num_edges": 900_000, "num_rows": 50_000, "halves": size == 2, "weighted": weight_bytes > 0,
     }  # fmt: skip
     assert fold == {
-        "vectors": vectors, "vector_bytes": 16, "num_rows": 50_000, "num_edges": 900_000, "num_gathered": 70_000,
-        "max_degree": 77, "carry_bytes": width * (8 if size == 8 else 4),
+        "vectors": vectors, "vector_bytes": vector_bytes, "num_rows": 50_000, "num_edges": 900_000,
+        "num_gathered": 70_000, "max_degree": 77, "carry_bytes": width * (8 if size == 8 else 4),
         "carry_budget": max(2**20, 50_000 * width * size // 8), "narrow_teams": _C.narrow_sums_pay(**narrow),
         "number_bytes": size, "weighed": weight_bytes > 0, "wide_index": index_bytes == 8, **DEVICE,
     }  # fmt: skip

@@ -9,6 +9,7 @@ from edgeless.plan import Device
 from edgeless.tools.bench import graphs
 from edgeless.tools.bench.command import SUITES
 from edgeless.tools.bench.shapes import DIMS, HEADS
+from edgeless.tools.cli.plan_command import PLANNED_SUITES
 
 
 def test_every_cell_of_a_suite_is_printed(capsys):
@@ -20,19 +21,23 @@ def test_every_cell_of_a_suite_is_printed(capsys):
     assert printed.count("by source") == 36 and "tensor cores" in printed and "ms at the roof" in printed
 
 
-@pytest.mark.parametrize("name", SUITES)
-def test_every_suite_of_the_bench_is_answered(name, capsys):
-    """Every cell of its ops, or why there are none, without a graph that is unknown here."""
+def test_suites_of_layers_are_not_listed(capsys):
+    """What is listed is answered: other suites time layers and models."""
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    listed = capsys.readouterr().out.partition("--suite {")[2].partition("}")[0].split(",")
+    assert [name.strip() for name in listed] == PLANNED_SUITES
+    assert "h200" in PLANNED_SUITES and "h200-layers" not in PLANNED_SUITES and set(PLANNED_SUITES) < set(SUITES)
+
+
+@pytest.mark.parametrize("name", PLANNED_SUITES)
+def test_every_suite_of_ops_is_answered(name, capsys):
+    """Every cell of its ops, without a graph that is unknown here."""
     suite = SUITES[name]
     ops = suite.get("op", ())
     if suite.get("shapes"):
         ops = [f"{score}_H{heads}_D{dim}" for score in ("gatv2", "gat", "gt") for heads in HEADS for dim in DIMS]
     dtypes = ("fp32", "bf16") if suite.get("shapes") else suite.get("dtype", ("fp32",))
-    if not ops:
-        assert main(["plan", "--suite", name]) == 2
-        told = f"--suite {name} times whole layers or models. What runs for one depends on its options and its graph"
-        assert told in capsys.readouterr().err
-        return
     assert main(["plan", "--suite", name]) == 0
     cells = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
     device = Device.of(torch.device("cpu")).name if name == "threads" else "H200"
@@ -45,8 +50,8 @@ def test_a_suite_for_another_device_or_with_ops_of_ones_own(capsys):
     assert main(["plan", "--suite", "threads", "--device", "a100"]) == 0
     printed = capsys.readouterr().out
     assert "star (65,537 nodes, 1,000,000 edges), A100" in printed and "tolokers (11,758 nodes" in printed
-    assert main(["plan", "spmm_none_F8", "--suite", "relations"]) == 0
-    assert "spmm_none_F8 fp32, aifb (7,262 nodes, 48,810 edges), H200" in capsys.readouterr().out
+    assert main(["plan", "spmm_none_F8", "--suite", "threads", "--device", "h200"]) == 0
+    assert "spmm_none_F8 fp32, tolokers (11,758 nodes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -70,9 +75,45 @@ def test_sums_and_minima_on_every_device(device, capsys):
     assert ("slices of" in printed) == (device != "cpu")
 
 
+def kernels_of(printed):
+    """The files and the kernels that a plan names, without their arguments."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip().startswith("(core_cuda/")]
+    return [line[1:].partition("<")[0] for line in lines]
+
+
+def test_a_layer_over_relations_names_its_kernels_and_their_files(capsys):
+    """A stranger finds the kernel of RGCN in one command."""
+    assert main(["plan", "--layer", "rgcn", "--graph", "fb15k", "--dtype", "fp32"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("rgcn fp32, fb15k (15,000 nodes, 620,000 edges), H200\n")
+    assert kernels_of(printed)[:2] == [
+        "core_cuda/relational/cuda/short_pieces.cuh: relational::short_products_kernel",
+        "core_cuda/relational/cuda/row_sums.cuh: relational::row_sums_kernel",
+    ]
+    assert "relational_sum, of features" in printed and "short_gradients_kernel" in printed
+
+
+@pytest.mark.parametrize("layer,first,backward", [
+    ("rgat", "pair_attention/cuda/forward.cuh: pair_forward_kernel", "pair_by_src_kernel"),
+    ("hgt", "attention/cuda/mma_forward.cuh: mma_forward_kernel", "by_src_kernel<DotScore, "),
+])  # fmt: skip
+def test_attention_over_relations_is_planned_with_and_without_a_backward(layer, first, backward, capsys):
+    assert main(["plan", "--layer", layer, "--graph", "toy", "--dtype", "bf16"]) == 0
+    both = capsys.readouterr().out
+    assert f"core_cuda/{first}" in kernels_of(both) and backward in both
+    steps = [line.partition(": ")[0].strip() for line in both.splitlines()[1:] if not line.strip().startswith("(")]
+    assert all(steps.count(step) == 1 for step in steps if not step.startswith("typed_"))
+    assert main(["plan", "--layer", layer, "--graph", "toy", "--dtype", "bf16", "--inference"]) == 0
+    forward = capsys.readouterr().out
+    assert f"core_cuda/{first}" in kernels_of(forward) and backward not in forward
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [
+        (["--layer", "rgcn", "--graph", "arxiv"], "--layer needs a graph with relations"),
+        (["--layer", "rgcn", "--nodes", "5", "--edges", "9"], "--nodes has no meaning beside it"),
+        (["--layer", "rgcn", "--graph", "toy", "--device", "cpu"], "--layer is for GPUs"),
         ([], "plan needs an op"),
         (["gatv2"], "an aggregation is called"),
         (["gatv2_H8_D128", "--graph", "nowhere"], "--graph must be one of"),

@@ -4,19 +4,12 @@
 
 #include "../../common/merge_launch.h"
 #include "../../common/threads.h"
+#include "expression.h"
 #include "kernels.h"
 #include "walks.h"
 
 namespace edgeless::cuda {
 namespace {
-
-// Lanes of the sub-warp that holds a row in the row-wise kernels.
-int lanes_for(int vectors) { return vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32; }
-
-void launch_rows(const char* kernel, Storage storage, const RowSumsArgs& args, const jit::Queue& queue) {
-  const jit::Expression of("pair_attention/cuda/rows.cuh", kernel, {type_of(storage), lanes_for(args.vectors)});
-  jit::launch(queue, of, {args.blocks, kRowThreads}, args);
-}
 
 void launch_merge(const char* kernel, Storage storage, const Plan& plan, int64_t numbers, const PairArgs& args,
                   const jit::Queue& queue) {
@@ -28,9 +21,7 @@ void launch_merge(const char* kernel, Storage storage, const Plan& plan, int64_t
 
 void run_pair_pass(const Problem& problem, const Plan& plan, const PairArgs& args, const jit::Queue& queue) {
   const bool forward = problem.pass == Pass::forward, dropout = args.drawn_by;
-  const jit::Expression kernel(forward ? "pair_attention/cuda/forward.cuh" : "pair_attention/cuda/by_src.cuh",
-                               forward ? "pair_forward_kernel" : "pair_by_src_kernel",
-                               {type_of(problem.storage), plan.kernel.lanes, plan.kernel.edges, dropout});
+  const jit::Expression kernel = pair_expression(problem.pass, problem.storage, plan.kernel, dropout);
   jit::launch(queue, kernel, {args.part.num_ranges, kBlockThreads}, args);
   if (!plan.hubs) return;
   if (forward) {
@@ -41,11 +32,12 @@ void run_pair_pass(const Problem& problem, const Plan& plan, const PairArgs& arg
 }
 
 void run_deltas(Storage storage, const RowSumsArgs& args, const jit::Queue& queue) {
-  launch_rows("deltas_kernel", storage, args, queue);
+  jit::launch(queue, deltas_expression(storage, args.vectors), {args.blocks, kRowThreads}, args);
 }
 
 void run_outer_rows(Storage storage, const RowSumsArgs& args, const jit::Queue& queue) {
-  launch_rows("outer_rows_kernel", storage, args, queue);
+  const jit::Expression kernel = pair_rows_expression("outer_rows_kernel", storage, args.vectors);
+  jit::launch(queue, kernel, {args.blocks, kRowThreads}, args);
 }
 
 void run_sum_shares(Storage storage, const SharesArgs& args, const jit::Queue& queue) {

@@ -6,8 +6,8 @@
 
 #include "../../common/kernel_types.h"
 #include "../../jit/launch.h"
-#include "../../thresholds.h"
 #include "columns.h"
+#include "expression.h"
 #include "kernels.h"
 #include "tilings.h"
 
@@ -15,9 +15,6 @@ namespace edgeless::cuda::projection {
 namespace {
 
 constexpr int kMostCastBlocks = 2048;
-
-constexpr jit::Type kSquareTiling{"edgeless::cuda::projection::SquareTiling"},
-    kWideTiling{"edgeless::cuda::projection::WideTiling"};
 
 // Grid of the column sums whose blocks have so many columns of one matrix each.
 jit::Size columns_grid(const ColumnSumsArgs& args, int64_t chunks, int columns) {
@@ -53,34 +50,27 @@ bool has_two(bool transposed_a, bool transposed_b, const ProductArgs& args) {
   return two;
 }
 
-jit::Expression product_kernel(jit::Type tiling, bool transposed_a, bool transposed_b, bool two) {
-  return {"projection/cuda/product.cuh", "projection::product_kernel", {tiling, transposed_a, transposed_b, two}};
-}
-
 // A backward usually follows the first product: its kernels are compiled beside the one of the forward.
 void prepare_products(jit::Type tiling, const jit::Expression& first, const jit::Queue& queue) {
   if (jit::is_loaded(queue, first)) return;
   const jit::Expression few("projection/cuda/column_sums.cuh", "projection::few_rows_kernel", {kFloatType});
   const jit::Expression add("projection/cuda/column_sums.cuh", "projection::add_chunks_kernel", {kFloatType});
-  jit::prepare(
-      queue, {first, product_kernel(tiling, true, true, false), product_kernel(tiling, false, true, false), few, add});
+  jit::prepare(queue, {first, float_product_expression(tiling, true, true, false),
+                       float_product_expression(tiling, false, true, false), few, add});
 }
 
 template <class Tiling>
-void launch_product(jit::Type tiling, bool transposed_a, bool transposed_b, const ProductArgs& args,
-                    const jit::Queue& queue) {
-  const bool two = has_two(transposed_a, transposed_b, args);
-  const jit::Expression kernel = product_kernel(tiling, transposed_a, transposed_b, two);
+void launch_product(jit::Type tiling, const jit::Expression& kernel, bool transposed_a, bool transposed_b,
+                    const ProductArgs& args, const jit::Queue& queue) {
   prepare_products(tiling, kernel, queue);
   const int64_t bytes =
       Tiling::kStages * float_stage<Tiling>(transposed_a, transposed_b) * static_cast<int64_t>(sizeof(float));
   jit::launch(queue, kernel, {product_grid<Tiling>(args), Tiling::kThreads, bytes}, args);
 }
 
-// divided: split-K.
-bool is_wide(int64_t rows, int64_t columns, int64_t depth, bool divided) {
-  if (divided) return rows * columns >= kWideResult && depth >= kWideDividedDepth;
-  return depth >= kWideDepth && WideTiling::blocks(rows, columns) >= kWideTiles;
+// a is transposed where the product is split (split-K) and only there.
+ProductSizes sizes_of(Storage storage, bool transposed_a, const ProductArgs& args) {
+  return {storage, args.rows, args.columns, args.depth, transposed_a};
 }
 
 }  // namespace
@@ -123,16 +113,17 @@ void run_logit_gradients(Storage dtype, const LogitsArgs& args, const jit::Queue
 void run_half_gemm(Storage storage, bool transposed_a, bool transposed_b, const ProductArgs& args,
                    const jit::Queue& queue) {
   const bool two = has_two(transposed_a, transposed_b, args);
-  const jit::Expression kernel("projection/cuda/half_gemm.cuh", "projection::half_gemm_kernel",
-                               {type_of(storage), transposed_a, transposed_b, two});
+  const jit::Expression kernel = expression_of(sizes_of(storage, transposed_a, args), transposed_b, two);
   jit::launch(queue, kernel, {product_grid<HalfTiling>(args), HalfTiling::kThreads}, args);
 }
 
 void run_product(bool transposed_a, bool transposed_b, const ProductArgs& args, const jit::Queue& queue) {
-  if (is_wide(args.rows, args.columns, args.depth, transposed_a)) {
-    launch_product<WideTiling>(kWideTiling, transposed_a, transposed_b, args, queue);
+  const bool two = has_two(transposed_a, transposed_b, args);
+  const jit::Expression kernel = expression_of(sizes_of(Storage::f32, transposed_a, args), transposed_b, two);
+  if (takes_wide_tiles(args.rows, args.columns, args.depth, transposed_a)) {
+    launch_product<WideTiling>(kWideTiling, kernel, transposed_a, transposed_b, args, queue);
   } else {
-    launch_product<SquareTiling>(kSquareTiling, transposed_a, transposed_b, args, queue);
+    launch_product<SquareTiling>(kSquareTiling, kernel, transposed_a, transposed_b, args, queue);
   }
 }
 
@@ -147,7 +138,7 @@ int64_t product_share(bool half, int64_t rows, int64_t columns, int64_t count, i
     return (share + kTileDepth - 1) / kTileDepth * kTileDepth;
   };
   if (half) return share_of(HalfTiling());
-  return is_wide(rows, columns, depth, true) ? share_of(WideTiling()) : share_of(SquareTiling());
+  return takes_wide_tiles(rows, columns, depth, true) ? share_of(WideTiling()) : share_of(SquareTiling());
 }
 
 }  // namespace edgeless::cuda::projection

@@ -2,11 +2,13 @@
 // sizes; no CUDA and no torch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
 #include "../../common/fold.h"
+#include "args.h"
 
 namespace edgeless::cuda::reduction {
 
@@ -96,6 +98,27 @@ inline std::optional<GradientPlan> plan_gradient_by(std::string_view name, const
     if (sums) return GradientPlan{GradientEngine::shared_scatter, *sums};
   }
   return {};
+}
+
+// The feature tiles of the sorted backward: log2 of the lanes of a sub-warp, and columns of a tile.
+struct SortedColumns {
+  int team_log2 = 3, columns = 0;
+};
+
+// Chooses the fewest feature tiles, of equal width, whose items fit in memory (tiles of 128 columns always do), and the
+// smallest of the kernels for 128, 256 and 512 columns that covers them.
+inline SortedColumns sort_columns(int64_t rows, int64_t width, int64_t result_bytes) {
+  SortedColumns found;
+  int64_t fewest = 0;
+  for (int log2 = 3; log2 <= 5; ++log2) {
+    const int64_t slices = (width - 1) / (kSortPer << log2) + 1;
+    const int64_t columns = ((width / 8 - 1) / slices + 1) * 8;
+    const int64_t bytes = rows * columns * kSortItemBytes;
+    if (log2 > 3 && (slices == fewest || bytes > std::max(result_bytes, kSortMemory))) continue;
+    fewest = slices;
+    found.team_log2 = log2, found.columns = static_cast<int>(columns);
+  }
+  return found;
 }
 
 // The name for plan_gradient_by() and explanations.

@@ -7,6 +7,7 @@
 #include "../../common/kernel_types.h"
 #include "../../jit/launch.h"
 #include "../../thresholds.h"
+#include "expression.h"
 #include "geometry.h"
 #include "short_pieces.h"
 
@@ -14,20 +15,6 @@ namespace edgeless::cuda::relational {
 namespace {
 
 constexpr int kManyThreads = 1 << 18;  // that a device has at once
-
-// The shape of the tiles that a kernel is compiled for: the widest rows, and columns of a warp's part.
-struct TileShape {
-  int width, columns;
-
-  int threads() const { return tile_threads(width, columns); }
-};
-
-// few: twice as many warps, of rows of up to 64 numbers.
-TileShape tile_shape(Storage storage, int widest, bool few) {
-  if (storage == Storage::f32 && widest <= 32) return {32, kWarpColumns<32>};
-  if (widest <= 64) return {64, few ? kFewColumns : kWarpColumns<64>};
-  return {128, kWarpColumns<128>};
-}
 
 // Bytes of shared memory that a kernel takes for tiles of a shape.
 template <template <class, int, int> class Layout, class S>
@@ -60,8 +47,7 @@ constexpr int64_t blocks_of_rows(int64_t rows, int64_t of_block) { return (rows 
 
 void run_piece_products(Storage storage, const PieceProductsArgs& args, const jit::Queue& queue) {
   const TileShape tile = tile_shape(storage, std::max(args.in_width, args.out_width), args.few);
-  const jit::Expression kernel("relational/cuda/piece_products.cuh", "relational::piece_products_kernel",
-                               {type_of(storage), tile.width, tile.columns});
+  const jit::Expression kernel = piece_products_expression(storage, tile);
   const int bytes = shared_bytes<ProductsLayout>(storage, tile);
   jit::launch(queue, kernel, {num_blocks(args.pieces, args.share), tile.threads(), bytes}, args);
 }
@@ -72,22 +58,20 @@ int64_t short_products_scratch(const PieceProductsArgs& args) {
 }
 
 void run_short_products(const PieceProductsArgs& args, void* memory, int processors, const jit::Queue& queue) {
-  const char* const header = "relational/cuda/short_pieces.cuh";
-  const int in = args.in_width, width = in <= 32 && args.out_width <= 32 ? 32 : 64;
+  const int width = short_width(args.in_width, args.out_width);
   const int types = args.pieces.types, num_chunks = static_cast<int>(num_blocks(args.pieces, args.share));
   const ShortScratch scratch = short_scratch(memory, types, width, num_chunks);
-  jit::launch(queue, {header, "relational::prepare_products_kernel", {width}},
+  jit::launch(queue, {kShortPiecesHeader, "relational::prepare_products_kernel", {width}},
               {types + num_chunks / kPartThreads + 1, kPartThreads}, args, scratch, num_chunks);
-  const jit::Expression kernel(header, "relational::short_products_kernel",
-                               {width, weights_of(args.neighbors, Weights::of_pieces), in == width});
+  const jit::Expression kernel =
+      short_products_expression(args.in_width, args.out_width, weights_of(args.neighbors, Weights::of_pieces));
   const int blocks = std::min(ShortProducts::kBlocks * processors, num_chunks);
   jit::launch(queue, kernel, {blocks, ShortProducts::kThreads, short_products_bytes(width)}, args, scratch, num_chunks);
 }
 
 void run_piece_gradients(Storage storage, const PieceGradientsArgs& args, const jit::Queue& queue) {
   const TileShape tile = tile_shape(storage, std::max(args.in_width, args.out_width), args.few);
-  const jit::Expression kernel("relational/cuda/piece_gradients.cuh", "relational::piece_gradients_kernel",
-                               {type_of(storage), tile.width, tile.columns});
+  const jit::Expression kernel = piece_gradients_expression(storage, tile);
   const int bytes = shared_bytes<GradientsLayout>(storage, tile);
   jit::launch(queue, kernel, {num_blocks(args.pieces, args.share), tile.threads(), bytes}, args);
 }
@@ -97,13 +81,12 @@ int64_t short_gradients_scratch(const PieceGradientsArgs& args) {
 }
 
 void run_short_gradients(const PieceGradientsArgs& args, void* parts, const jit::Queue& queue) {
-  const char* const header = "relational/cuda/short_gradients.cuh";
   if (args.out) {
-    jit::launch(queue, {header, "relational::prepare_gradients_kernel"}, {args.pieces.types, kPartThreads}, args,
-                parts);
+    jit::launch(queue, {kShortGradientsHeader, "relational::prepare_gradients_kernel"},
+                {args.pieces.types, kPartThreads}, args, parts);
   }
-  const jit::Expression kernel(header, "relational::short_gradients_kernel",
-                               {weights_of(args.neighbors, Weights::in_order), args.out_width == kMostShortWidth});
+  const jit::Expression kernel =
+      short_gradients_expression(args.out_width, weights_of(args.neighbors, Weights::in_order));
   jit::launch(queue, kernel, {num_blocks(args.pieces, args.share), ShortGradients::kThreads, kShortGradientsBytes},
               args, parts);
 }
@@ -115,20 +98,15 @@ void run_hub_sums(Storage storage, const HubSumsArgs& args, const jit::Queue& qu
 }
 
 void run_row_sums(Storage storage, const RowSumsArgs& args, const jit::Queue& queue) {
-  const bool floats = storage == Storage::f32;
-  const int widest = std::max(args.own_width, args.width);
-  TileShape tile = tile_shape(storage, widest, !floats && args.few);
-  bool twice = true;
-  if (floats && tile.width == 64) tile.columns = kRowColumns<float, 64>, twice = !args.little;
-  const jit::Expression kernel("relational/cuda/row_sums.cuh", "relational::row_sums_kernel",
-                               {type_of(storage), tile.width, tile.columns, args.transposed, twice});
+  const TileShape tile = row_tile_shape(storage, std::max(args.own_width, args.width), args.few);
+  const bool twice = splits_root_once(storage, tile, args.little);
+  const jit::Expression kernel = row_sums_expression(storage, tile, args.transposed, twice);
   const int bytes = twice ? shared_bytes<TwiceRowSums>(storage, tile) : shared_bytes<OnceRowSums>(storage, tile);
   jit::launch(queue, kernel, {blocks_of_rows(args.num_tiles, args.share), tile.threads(), bytes}, args);
 }
 
 void run_short_rows(Storage storage, const RowSumsArgs& args, int processors, const jit::Queue& queue) {
-  const jit::Expression kernel("relational/cuda/short_rows.cuh", "relational::short_rows_kernel",
-                               {type_of(storage), args.transposed, args.width == kMostShortWidth});
+  const jit::Expression kernel = short_rows_expression(storage, args.width, args.transposed);
   const int64_t turns = blocks_of_rows(args.num_rows, ShortRows::kWarps * kWarpPieces);
   const int64_t blocks = std::min<int64_t>(ShortRows::kBlocks * processors, turns);
   jit::launch(queue, kernel, {blocks, ShortRows::kThreads}, args);

@@ -5,13 +5,12 @@
 
 #include "../../common/kernel_types.h"
 #include "../../jit/launch.h"
+#include "expression.h"
 #include "geometry.h"
 
 namespace edgeless::cuda::relational {
 
 namespace {
-
-constexpr const char* kTypedRows = "relational/cuda/typed_rows.cuh";
 
 // size: of a vector, in numbers.
 jit::Shape rows_shape(const TypedRowsArgs& args, int size) {
@@ -24,19 +23,17 @@ jit::Shape rows_shape(const TypedRowsArgs& args, int size) {
 
 // Numbers of the vectors that the rows are read in: those of 16 bytes, or one.
 int vector_size(Storage storage, const TypedRowsArgs& args) {
-  const int size = 16 / size_of(storage);
   const auto aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
-  const bool whole = args.width % size == 0 && aligned(args.grad) && aligned(args.y) && aligned(args.x) &&
-                     aligned(args.out_y) && aligned(args.out_x);
-  return whole ? size : 1;
+  const bool all =
+      aligned(args.grad) && aligned(args.y) && aligned(args.x) && aligned(args.out_y) && aligned(args.out_x);
+  return typed_rows_vector(storage, args.width, all);
 }
 
 }  // namespace
 
 void run_typed_blend(Storage storage, const TypedRowsArgs& args, const jit::Queue& queue) {
   const int size = vector_size(storage, args);
-  jit::launch(queue, {kTypedRows, "relational::typed_rows::blend_kernel", {type_of(storage), size}},
-              rows_shape(args, size), args);
+  jit::launch(queue, blend_expression(storage, size), rows_shape(args, size), args);
 }
 
 void run_typed_sums(Storage storage, const TypedRowsArgs& args, const jit::Queue& queue) {
@@ -44,11 +41,10 @@ void run_typed_sums(Storage storage, const TypedRowsArgs& args, const jit::Queue
   constexpr int kMostOfGrid = 65535;  // in its second dimension
   const int size = vector_size(storage, args);
   const bool blends = args.alpha != nullptr;
-  jit::launch(queue, {kTypedRows, "relational::typed_rows::partial_sums_kernel", {type_of(storage), size, blends}},
-              rows_shape(args, size), args);
+  jit::launch(queue, typed_sums_expression(storage, size, blends), rows_shape(args, size), args);
   if (!args.partial) return;
   const jit::Size grid(args.total ? 1 : (args.width + kLanes - 1) / kLanes, std::min(args.entries.types, kMostOfGrid));
-  jit::launch(queue, {kTypedRows, "relational::typed_rows::add_partials_kernel", {type_of(storage)}},
+  jit::launch(queue, {kTypedRowsHeader, "relational::typed_rows::add_partials_kernel", {type_of(storage)}},
               {grid, {kLanes, kSides}}, args);
 }
 

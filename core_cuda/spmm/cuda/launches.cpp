@@ -5,28 +5,11 @@
 #include "../../common/merge_launch.h"
 #include "../../common/threads.h"
 #include "edge_values.h"
+#include "expression.h"
 #include "kernels.h"
 
 namespace edgeless::cuda::spmm {
 namespace {
-
-constexpr int kUsualBatch = 4;  // edges per batch, also of the functors that merge hubs
-
-struct SumKernel {
-  Weighing weighing;
-  int batch;
-};
-
-// 32-bit indices have more specialized kernels, most of them for vectors of 16 bytes.
-template <class A>
-SumKernel sum_kernel(bool wide_index, int words, const SpmmArgs<A>& args) {
-  if (wide_index) return {Weighing::by_head, kUsualBatch};
-  const Weighing weighing =
-      weighing_of(args.weight || args.column_scale, args.weight_by_head, args.values != nullptr, args.plan.team_log2);
-  if (weighing == Weighing::by_head) return {weighing, kUsualBatch};
-  if (words == 4) return {weighing, sum_batch(args.plan.team_log2, args.graph.num_edges, args.graph.num_rows)};
-  return {weighing == Weighing::by_edge_ahead ? weighing : Weighing::by_head, kUsualBatch};
-}
 
 template <class A>
 constexpr jit::Type kSpmmArgs{std::is_same_v<A, double> ? "edgeless::cuda::spmm::SpmmArgs<double>"
@@ -37,12 +20,13 @@ constexpr jit::Type kSpmmArgs{std::is_same_v<A, double> ? "edgeless::cuda::spmm:
 template <class A>
 void run_spmm(Storage storage, bool wide_index, int words, const SpmmArgs<A>& args, const jit::Queue& queue) {
   if (words * 4 < size_of(storage)) throw std::logic_error("edgeless: a vector holds no value of this type");
-  const char* const header = "spmm/cuda/product.cuh";
-  const jit::Type stored = type_of(storage), index = index_type(wide_index);
-  const SumKernel use = sum_kernel(wide_index, words, args);
-  const jit::Expression kernel(header, "spmm::spmm_kernel", {stored, index, words, use.weighing, use.batch});
+  const SumWeights weights{args.weight || args.column_scale, args.weight_by_head, args.values != nullptr};
+  const SumKernel use =
+      sum_kernel(wide_index, words, weights, args.plan.team_log2, args.graph.num_edges, args.graph.num_rows);
+  const jit::Expression kernel = sum_expression(storage, wide_index, words, use);
   jit::launch(queue, kernel, {{args.plan.part.num_ranges, args.plan.slices}, kFoldThreads}, args);
-  merge_fold(queue, header, {"spmm::SumFold", {stored, index, words, use.weighing, kUsualBatch}}, wide_index,
+  const jit::Type stored = type_of(storage), index = index_type(wide_index);
+  merge_fold(queue, kSumHeader, {"spmm::SumFold", {stored, index, words, use.weighing, kUsualBatch}}, wide_index,
              kSpmmArgs<A>, args);
 }
 
@@ -54,15 +38,12 @@ void fill_values(const SpmmArgs<A>& args, A* values, const jit::Queue& queue) {
 
 template <class A>
 void run_sddmm(Storage storage, bool wide_index, const SddmmArgs<A>& args, const jit::Queue& queue) {
-  const char* const header = "spmm/cuda/sampled.cuh";
-  const jit::Type stored = type_of(storage), index = index_type(wide_index);
+  const jit::Expression kernel = sampled_expression(storage, wide_index, args.vectors);
   if (args.vectors == 1) {
-    const jit::Expression kernel(header, "spmm::sddmm_few_kernel", {stored, index});
     jit::launch(queue, kernel, {blocks_for_edges(args.graph), kThreads}, args);
     return;
   }
   const int64_t blocks = (args.graph.num_edges + args.edges_of_block - 1) / args.edges_of_block;
-  const jit::Expression kernel(header, "spmm::sddmm_kernel", {stored, index, args.vectors <= 32});
   jit::launch(queue, kernel, {{blocks, args.heads}, kThreads}, args);
 }
 

@@ -1,6 +1,6 @@
 """The ``compile`` command: a pack of CUDA kernels, made on a machine with or without a GPU.
 
-Plans name the kernels of attention; a log names all that a program needed. To record one and read the pack:
+Plans name the kernels of aggregations; a log names all that a program needed. To record one and read the pack:
 
     EDGELESS_KERNEL_LOG=kernels.log python train.py
     python -m edgeless compile --kernels kernels.log --arch sm_80 sm_90 --out kernels.pack
@@ -26,11 +26,10 @@ from edgeless.kernels import (
 from edgeless.kernels.pack import pack_into
 from edgeless.plan import DEVICES
 
-from ..bench.command import SUITES
 from ..bench.work import DTYPES
 from .devices import UsageError
 from .files import check_writable, writing
-from .plan_command import graphs_of, ops_of, steps_of, suite_of
+from .plan_command import PLANNED_SUITES, graphs_of, ops_of, steps_of, suite_of
 
 __all__ = ["add_arguments", "run"]
 
@@ -38,7 +37,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the command."""
     parser.add_argument("op", nargs="*", help="gatv2_H8_D128, gat_H4_D32, gt_H4_D128, ...")
-    parser.add_argument("--suite", choices=SUITES, help="every cell of a suite of the bench command")
+    parser.add_argument("--suite", choices=PLANNED_SUITES, help="every cell of a suite of ops of the bench command")
     parser.add_argument("--graph", nargs="+", help="as for the plan command (default: arxiv)")
     parser.add_argument("--nodes", type=int, help="in place of --graph, with --edges")
     parser.add_argument("--edges", type=int)
@@ -102,9 +101,7 @@ def _of_plans(args: argparse.Namespace) -> dict[int, list[Kernel]]:
     architectures = list(map(_architecture, args.arch))
     kernels = _kernels(args)
     if not kernels:
-        raise UsageError(
-            "the plans of these ops name no kernel: only attention's do; EDGELESS_KERNEL_LOG records those of a program"
-        )
+        raise UsageError("the plans of these ops name no kernel; EDGELESS_KERNEL_LOG records those of a program")
     return dict.fromkeys(architectures, kernels)
 
 
@@ -120,14 +117,14 @@ def _kernels(args: argparse.Namespace) -> list[Kernel]:
     suite = suite_of(args.suite)
     ops = ops_of("compile", args, suite)
     found = {
-        Kernel(step.header, step.expression)
+        Kernel(header, expression)
         for _, sizes in graphs_of(args, suite)
         for op in ops
         for dtype in args.dtype or suite.get("dtype") or ["fp32"]
         for device in DEVICES.values()
         for options in (False, True)
         for step in steps_of(op, DTYPES[dtype], sizes, device, options)
-        if step.expression
+        for header, expression in step.kernels
     }
     return _sorted(found)
 

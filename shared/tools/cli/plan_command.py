@@ -1,4 +1,6 @@
-"""The ``plan`` command: which kernels run for an aggregation on a graph of given sizes, why, and what it costs."""
+"""The ``plan`` command: which kernels run for an aggregation on a graph of given sizes, or for a layer over relations
+on a graph of the bench, why, and what it costs.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ from edgeless.tools.bench.ops import parse
 from edgeless.tools.bench.work import DTYPES
 
 from .devices import UsageError, pick_device
+from .plan_layers import PLANNED, layer_steps
 
 _SCORES = {"gatv2": "gatv2", "gat": "gat", "gt": "dot"}
-_SUMS = ("forward", "gradient")
+_SUMS = ("forward", "backward")
 
 
 class _Sizes(NamedTuple):
@@ -29,6 +32,10 @@ class _Sizes(NamedTuple):
     num_edges: int
 
 
+# The suites of the bench that time ops: what runs for a whole layer or model depends on its options and its graph.
+PLANNED_SUITES = [name for name, suite in SUITES.items() if suite.get("op") or suite.get("shapes")]
+_LAYER_SIZES = (64, 1, 64)  # features, heads, channels: those of the bench's suites of layers over relations
+
 # Of graphs that are read from files; those of the others are known by name.
 _FILES = {"tolokers": _Sizes(11_758, 11_758, 1_038_000), "cora": _Sizes(2_708, 2_708, 10_556)}
 
@@ -36,7 +43,10 @@ _FILES = {"tolokers": _Sizes(11_758, 11_758, 1_038_000), "cora": _Sizes(2_708, 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the command."""
     parser.add_argument("op", nargs="*", help="gatv2_H8_D128, gat_H4_D32, gt_H4_D128, spmm_both_F512, min_F512, ...")
-    parser.add_argument("--suite", choices=SUITES, help="every cell of a suite of the bench command")
+    parser.add_argument(
+        "--layer", nargs="+", choices=PLANNED, help="in place of an op: a layer over relations, 64 -> 1 head of 64"
+    )
+    parser.add_argument("--suite", choices=PLANNED_SUITES, help="every cell of a suite of ops of the bench command")
     parser.add_argument(
         "--graph", nargs="+", help="a graph of the bench (pokec, ...), tolokers or cora; default: arxiv"
     )
@@ -49,11 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--engine", choices=ENGINES, default="auto", help="of sums (default: auto)")
     parser.add_argument("--options", action="store_true", help="with dropout or returned attention")
+    parser.add_argument("--inference", action="store_true", help="of a layer: without its backward")
     parser.add_argument("--max-degree", type=int, default=-1, help="edges of the longest row, where it is known")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the plan of every case."""
+    if args.layer:
+        return _run_layers(args)
     suite = suite_of(args.suite)
     ops = ops_of("plan", args, suite)
     wanted = args.device or ("cpu" if "compare_threads" in suite else "h200")
@@ -67,6 +80,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _run_layers(args: argparse.Namespace) -> int:
+    """Prints the plan of every layer on every graph."""
+    given = {"an op": args.op, "--suite": args.suite, "--nodes": args.nodes, "--edges": args.edges}
+    for name, value in given.items():
+        if value not in (None, []):
+            raise UsageError(f"--layer needs a graph with relations, so {name} has no meaning beside it")
+    device = DEVICES.get(args.device or "h200") or Device.of(pick_device(args.device))
+    if not device.multiprocessors:
+        raise UsageError("--layer is for GPUs: for the CPU, edgeless.explain(layer, *inputs, plan=True)")
+    for name in args.graph or ["fb15k"]:
+        if not graphs.has_relations(name):
+            raise UsageError(f"--layer needs a graph with relations, such as aifb or fb15k, got {name!r}")
+        graph = graphs.load(name, None, torch.device("cpu"))
+        edges = graph.edge_index, graph.relations.edge_type, graph.relations.num_types, graph.num_nodes
+        for layer in args.layer:
+            for dtype in args.dtype or ["fp32"]:
+                steps = layer_steps(layer, edges, DTYPES[dtype], _LAYER_SIZES, device, args.inference)
+                print(f"{layer} {dtype}, {name} ({graph.num_nodes:,} nodes, {graph.num_edges:,} edges), {device.name}")
+                print("  " + table(steps).replace("\n", "\n  "))
+    return 0
+
+
 def ops_of(command: str, args: argparse.Namespace, suite: dict) -> list[str]:
     """The ops that the arguments or the suite name.
 
@@ -74,13 +109,8 @@ def ops_of(command: str, args: argparse.Namespace, suite: dict) -> list[str]:
         UsageError: there are none.
     """
     ops = args.op or suite.get("op")
-    if not ops and args.suite is None:
-        raise UsageError(f"{command} needs an op, as in: edgeless {command} gatv2_H8_D128 --graph twitch --dtype bf16")
     if not ops:
-        raise UsageError(
-            f"--suite {args.suite} times whole layers or models. What runs for one depends on its options and its "
-            "graph: edgeless.explain(layer, *inputs, plan=True) says it"
-        )
+        raise UsageError(f"{command} needs an op, as in: edgeless {command} gatv2_H8_D128 --graph twitch --dtype bf16")
     return ops
 
 
@@ -148,9 +178,10 @@ def steps_of(
             runs, why = named(engine), ""
         else:
             runs, why = ROWSPLIT, f"{engine}: {refused}"
-        steps = (spmm_step(dtype, width, weight_bytes=weight, step=s, engine=runs, **given) for s in _SUMS)
+        given |= {"weight_bytes": weight, "scaled_only": weight > 0, "engine": runs}
+        steps = (spmm_step(dtype, width, step=step, **given) for step in _SUMS)
         return [replace(step, refused=why) for step in steps]
     arg_bytes = 4 if max_degree < 0 else 1 if max_degree <= 2**8 else 2 if max_degree <= 2**16 else 4
     degree = gathered_degree(bool(device.multiprocessors), sizes.num_src, dtype.itemsize, arg_bytes, shares=False)
     has_transpose = sizes.num_edges <= degree * sizes.num_dst
-    return extremum_steps(dtype, width, arg_bytes=arg_bytes, has_transpose=has_transpose, **given)
+    return extremum_steps(dtype, width, arg_bytes=arg_bytes, has_transpose=has_transpose, reduce=kind, **given)

@@ -1,0 +1,125 @@
+// The kernels of sums over relations and of typed products: header and template arguments, for launches and printed
+// plans. No CUDA and no torch.
+#pragma once
+
+#include <algorithm>
+
+#include "../../common/kernel_types.h"
+#include "../../thresholds.h"
+#include "geometry.h"
+#include "piece_tiles.h"
+
+namespace edgeless::cuda::relational {
+
+// The shape of the tiles that a kernel is compiled for: the widest rows, and columns of a warp's part.
+struct TileShape {
+  int width, columns;
+
+  constexpr int threads() const { return tile_threads(width, columns); }
+};
+
+// few: twice as many warps, of rows of up to 64 numbers.
+constexpr TileShape tile_shape(Storage storage, int widest, bool few) {
+  if (storage == Storage::f32 && widest <= 32) return {32, kWarpColumns<32>};
+  if (widest <= 64) return {64, few ? kFewColumns : kWarpColumns<64>};
+  return {128, kWarpColumns<128>};
+}
+
+// The same for the sums of rows.
+constexpr TileShape row_tile_shape(Storage storage, int widest, bool few) {
+  const bool floats = storage == Storage::f32;
+  TileShape tile = tile_shape(storage, widest, !floats && few);
+  if (floats && tile.width == 64) tile.columns = kRowColumns<float, 64>;
+  return tile;
+}
+
+// Whether row sums split their matrix for the tensor cores once. little: the variant with less shared memory.
+constexpr bool splits_root_once(Storage storage, const TileShape& tile, bool little) {
+  return storage != Storage::f32 || tile.width != 64 || !little;
+}
+
+// The fused kernels ---------------------------------------------------------------------------------------------------
+
+inline jit::Expression piece_products_expression(Storage storage, const TileShape& tile) {
+  return {"relational/cuda/piece_products.cuh",
+          "relational::piece_products_kernel",
+          {type_of(storage), tile.width, tile.columns}};
+}
+
+inline constexpr const char* kShortPiecesHeader = "relational/cuda/short_pieces.cuh";
+
+constexpr int short_width(int in, int out) { return in <= 32 && out <= 32 ? 32 : 64; }
+
+inline jit::Expression short_products_expression(int in, int out, Weights weights) {
+  const int width = short_width(in, out);
+  return {kShortPiecesHeader, "relational::short_products_kernel", {width, weights, in == width}};
+}
+
+inline jit::Expression piece_gradients_expression(Storage storage, const TileShape& tile) {
+  return {"relational/cuda/piece_gradients.cuh",
+          "relational::piece_gradients_kernel",
+          {type_of(storage), tile.width, tile.columns}};
+}
+
+inline constexpr const char* kShortGradientsHeader = "relational/cuda/short_gradients.cuh";
+
+inline jit::Expression short_gradients_expression(int out, Weights weights) {
+  return {kShortGradientsHeader, "relational::short_gradients_kernel", {weights, out == kMostShortWidth}};
+}
+
+// twice: root is split for the tensor cores as a whole; see RowSumsLayout.
+inline jit::Expression row_sums_expression(Storage storage, const TileShape& tile, bool transposed, bool twice) {
+  return {"relational/cuda/row_sums.cuh",
+          "relational::row_sums_kernel",
+          {type_of(storage), tile.width, tile.columns, transposed, twice}};
+}
+
+inline jit::Expression short_rows_expression(Storage storage, int width, bool transposed) {
+  return {"relational/cuda/short_rows.cuh",
+          "relational::short_rows_kernel",
+          {type_of(storage), transposed, width == kMostShortWidth}};
+}
+
+// Typed products ------------------------------------------------------------------------------------------------------
+
+inline constexpr const char* kAnyProductHeader = "relational/cuda/any_product.cuh";
+
+// transposed: a type's matrix is stored as [columns, depth].
+inline jit::Expression product_expression(Storage storage, int columns, bool transposed) {
+  const int sides = product::sides(size_of(storage), columns);
+  return {"relational/cuda/product.cuh", "relational::product::product_kernel", {type_of(storage), transposed, sides}};
+}
+
+inline jit::Expression outer_expression(Storage storage) {
+  return {"relational/cuda/outer.cuh", "relational::outer::outer_kernel", {type_of(storage)}};
+}
+
+inline jit::Expression any_product_expression(Storage storage) {
+  return {kAnyProductHeader, "relational::any_product::product_kernel", {type_of(storage)}};
+}
+
+inline jit::Expression any_outer_expression(Storage storage) {
+  return {kAnyProductHeader, "relational::any_product::outer_kernel", {type_of(storage)}};
+}
+
+// Skip connections
+// -----------------------------------------------------------------------------------------------------
+
+inline constexpr const char* kTypedRowsHeader = "relational/cuda/typed_rows.cuh";
+
+// Numbers that a lane reads at a time: a vector of 16 bytes where rows are whole and aligned, else one.
+constexpr int typed_rows_vector(Storage storage, int width, bool aligned) {
+  const int size = 16 / size_of(storage);
+  return aligned && width % size == 0 ? size : 1;
+}
+
+inline jit::Expression blend_expression(Storage storage, int vector) {
+  return {kTypedRowsHeader, "relational::typed_rows::blend_kernel", {type_of(storage), vector}};
+}
+
+// Sums of rows by type; blends: with the gradients of a skip connection.
+inline jit::Expression typed_sums_expression(Storage storage, int vector, bool blends) {
+  return {kTypedRowsHeader, "relational::typed_rows::partial_sums_kernel", {type_of(storage), vector, blends}};
+}
+
+}  // namespace edgeless::cuda::relational
