@@ -174,6 +174,23 @@ def tiles():
 
 
 # File and function that make the keys -> their users.
+def every_pairs():
+    (every_pair,) = installed("edgeless.pyg.every_pair")
+    edges, others, types = EDGES.clone(), EDGES.flip(1).clone(), TYPES.clone()
+    plain = {"edge_index": edges, "flow": "source_to_target", "num_nodes": 4, "num_types": 2}
+    changes = {"edge_index": others}, {"flow": "target_to_source"}, {"num_nodes": 5}, {"num_types": 3}
+    for change in ({}, *changes):
+        yield lambda given={**plain, **change}: every_pair.graph_of_every_pair(edge_type=types, **given)
+
+
+def blocks():
+    from edgeless.programs.blocks import blocks_of
+
+    graph = Graph.from_edge_index(EDGES, 4, 4)
+    for receiving, edges in ((True, 2), (False, 2), (True, 5)):
+        yield lambda receiving=receiving, edges=edges: blocks_of(graph, receiving, edges)
+
+
 USERS = {
     "graph_cache.py:graph_of_edge_index": edge_lists,
     "pyg/convert.py:SparseMatrix.graph": sparse_matrices,
@@ -182,6 +199,8 @@ USERS = {
     "pyg/relations.py:embedding_graph": embeddings,
     "pyg/hetero.py:joined_graph": joined_edge_lists,
     "pyg/nn/rgat_conv.py:_constants": constants,
+    "pyg/every_pair.py:graph_of_every_pair": every_pairs,
+    "programs/blocks.py:blocks_of": blocks,
     "dgl/convert.py:_cached": dgl_relations,
     "dgl/nn/_relations.py:typed_graph": dgl_types,
     "dgl/nn/_node_types.py:nodes_by_type": dgl_node_types,
@@ -200,6 +219,7 @@ WITHOUT_FIELDS = {
     "engines.py:_keep": "the name of an engine",
     "engines.py:_prepare": "the name of an engine",
     "tuning.py:Tuner._measure_now": "the name of an engine",
+    "tools/cli/plan_layers.py:_Counts": "the keys of the typed graph that it stands for",
 }
 
 
