@@ -131,9 +131,10 @@ def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Ex
         reason = f"{name} is not a layer of edgeless"
         if isinstance(layer, torch.nn.Module) and any(hasattr(m, "_fusion_refusals") for m in layer.modules()):
             reason += ", but holds some, which are to be explained one by one"
-        if type(layer) in LAYERS:
-            package = LAYERS[type(layer)].__module__.rpartition(".")[0]
+        if (fused := LAYERS.get(type(layer))) is not None:
+            package = fused.__module__.rpartition(".")[0]
             reason = f"it is the stock layer, which edgeless.accelerate(model) turns into {package}.{name}"
+            reason += " if EDGELESS_GENERATE allows it" if hasattr(fused, "_runs_generated") else ""
         return Explanation(name, False, (reason,))
     called = layer.forward if isinstance(layer, torch.nn.Module) else layer
     try:

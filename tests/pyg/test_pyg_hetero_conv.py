@@ -250,8 +250,10 @@ def test_explain_asks_the_layers():
     said = edgeless.explain(ours, x_dict, edges)
     assert not said
     assert "of ('a', 'to', 'b'), SAGEConv: " in str(said)
+    mixed = fused.HeteroConv({TYPES[0]: stock.WLConv()})
+    assert "WLConv is not a layer of edgeless" in str(edgeless.explain(mixed, x_dict, edges))
     mixed = fused.HeteroConv({TYPES[0]: stock.NNConv(IN, OUT, torch.nn.Linear(3, IN * OUT))})
-    assert "NNConv is not a layer of edgeless" in str(edgeless.explain(mixed, x_dict, edges))
+    assert "into edgeless.pyg.NNConv if EDGELESS_GENERATE allows it" in str(edgeless.explain(mixed, x_dict, edges))
 
 
 def test_reference_runs_the_stock_forward(sums):
