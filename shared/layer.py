@@ -150,9 +150,9 @@ def sum_layer(
     Returns:
         ``[N, C]``; None if the caller has to run separate ops.
     """
-    if x.is_cpu:
-        return _sum_of_few(graph, x, linear, own, kinds, reduce) if weight is None else None
-    if not _is_one_op(graph, x) or (maps := _maps(x, (linear, own), kinds)) is None:
+    if not _is_one_op(graph, x):
+        return _sum_of_few(graph, x, linear, own, kinds, reduce) if x.is_cpu and weight is None else None
+    if (maps := _maps(x, (linear, own), kinds)) is None:
         return None
     weights, biases, dtype = maps
     if weight is not None and (weight.dtype != x.dtype or _needs_gradient(weight)):

@@ -1,6 +1,6 @@
 """Layers of small graphs are one node of autograd on CUDA, as PyG's are, and give what their parts give.
 
-The op of a layer runs on the CPU as well, where no layer asks for it: here the tests do.
+The op of a layer runs on the CPU as well, where layers ask for it only to sum few rows: here the tests do.
 """
 
 import pytest
