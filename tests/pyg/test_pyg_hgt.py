@@ -506,7 +506,9 @@ def test_edge_lists_that_died_are_never_found_again(monkeypatch):
     monkeypatch.setattr(edgeless._C, "stamps", lambda tensors, several: b"")
     _, ours = layer_pair()
     x_dict, kept, ids = nodes_of(), edges_of(), []
-    for seed in range(40):
+    for seed in range(1000):
+        if seed >= 40 and len(set(ids)) < len(ids):  # an id was given anew, which takes a while in some processes
+            break
         edges = {**kept, TYPES[1]: random_edges(SIZES["b"], SIZES["a"], 60, seed=seed)}
         fresh = copy.deepcopy(edges)
         ids.append(id(edges[TYPES[1]]))
@@ -515,7 +517,7 @@ def test_edge_lists_that_died_are_never_found_again(monkeypatch):
         del edges
         assert all(torch.equal(out, found[key]) for key, out in ours(x_dict, fresh).items())
         del fresh
-    assert len(set(ids)) < len(ids)  # an id was given anew
+    assert len(set(ids)) < len(ids)
 
 
 def test_sizes_and_the_order_of_types_are_part_of_the_key():
