@@ -20,7 +20,7 @@ class OnDevice {
   jit::Queue queue_;
 };
 
-// Cheap enough to query on every call: the driver has attributes at hand.
+// Cheap enough to query on every call: the driver caches attributes.
 inline int device_attribute(jit::Attribute attribute, int device) {
   return jit::Driver::get().attribute(attribute, device);
 }

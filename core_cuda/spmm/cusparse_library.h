@@ -1,4 +1,4 @@
-// The cuSPARSE library, opened when it is first asked for. The extension does not link to it. Declares what the engine
+// The cuSPARSE library, opened at its first use. The extension does not link to it. Declares what the engine
 // calls, as of the library's version 12, whose interface is stable. No CUDA header and no torch.
 #pragma once
 

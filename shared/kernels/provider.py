@@ -44,7 +44,7 @@ def provide(header: str, expression: str, architecture: int) -> tuple[bytes, str
 def prepare(kernels: Sequence[tuple[str, str]], architecture: int) -> None:
     """Begins to compile kernels in threads of their own, and returns at once.
 
-    Errors are left to :func:`provide`, which is asked for the same kernels when they are launched.
+    Errors are left to :func:`provide`, which the launches of the same kernels call.
 
     Args:
         kernels: their headers and expressions.

@@ -103,7 +103,7 @@ class Argument:
     """An argument of a traced function.
 
     Attributes:
-        value: the tensor of the call at hand, of which dtype, device and the extents of other dimensions are kept.
+        value: the tensor of the current call, of which dtype, device and the extents of other dimensions are kept.
         space: its space.
         written: whether the function may write into it, as a norm does into its statistics.
         device: that of the tensor, where ``value`` has no contents any more.
