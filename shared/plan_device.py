@@ -75,6 +75,8 @@ class Device:
 DEVICES = {
     "h200": Device("H200", 132, 60 * 2**20, 232448, True, 9.3e12, 4.7e12, 45 * 2**20, 90),
     "a100": Device("A100", 108, 40 * 2**20, 166912, False, capability=80),
+    "rtx4090": Device("RTX 4090", 128, 72 * 2**20, 101376, False, capability=89),
+    "rtx5090": Device("RTX 5090", 170, 96 * 2**20, 101376, True, capability=120),
 }
 
 

@@ -236,7 +236,8 @@ def test_a_slice_is_wider_where_arrays_are_read_by_edge():
 @pytest.mark.parametrize("score", _C.SCORES)
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 def test_blocks_begin_once_where_a_small_graph_has_long_rows(device, score, dtype):
-    def turns(rows, edges, **given):
+    def turns(rows, edges, **given):  # of as many rows and edges a multiprocessor as an H200 has of these
+        rows, edges = (DEVICES[device].multiprocessors * n // 132 for n in (rows, edges))
         sizes = {"num_rows": rows, "num_gathered": rows, "num_edges": edges, "key_dim": 0 if score == "gat" else 64}
         found = attention_plan(device, **{**sizes, "score": score, "dtype": dtype, **given})
         return found["blocks"] * found["slices"] / (found["resident"] * DEVICES[device].multiprocessors)
@@ -255,7 +256,8 @@ def test_blocks_begin_once_where_a_small_graph_has_long_rows(device, score, dtyp
 def test_blocks_of_sums_begin_once_where_a_small_graph_has_long_rows(device, number_bytes, weighed):
     found = DEVICES[device]
 
-    def blocks(rows, edges, number_bytes, gathered=0):
+    def blocks(rows, edges, number_bytes, gathered=0):  # of rows and edges as above
+        rows, edges = (found.multiprocessors * n // 132 for n in (rows, edges))
         plan = _C.fold_plan(
             vectors=16, vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=gathered or rows, max_degree=-1,
             carry_bytes=256, carry_budget=1 << 20, narrow_teams=False, number_bytes=number_bytes, weighed=weighed,

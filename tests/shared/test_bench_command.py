@@ -23,7 +23,9 @@ def test_bench_measures_and_writes_what_it_prints(tmp_path, capsys):
     for row in written["results"]:
         assert row["median_ms"] > 0
         assert row["peak_bytes"] is not None
-        assert row["useful_gb_per_s"] > 0
+        forward = 10_000 * (64 + 4) + 1000 * (64 + 64 + 8)  # rows of 64 bytes, their ids, a logsumexp of each head
+        assert row["planned_bytes"] == forward if row["mode"] == "forward" else row["planned_bytes"] > 3 * forward
+        assert row["roofline_ms"] is None  # of no CPU
     assert written["setting"]["torch"] == torch.__version__
 
 

@@ -1,5 +1,6 @@
 """The parts of the benchmark that a wrong number could hide in: graphs, bytes, timing, baselines."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -8,14 +9,16 @@ import sys
 import pytest
 import torch
 
+from edgeless.plan import DEVICES, Step, attention_steps, spmm_step
 from edgeless.timing import Timer, Timing
-from edgeless.tools.bench import graphs, roof, twins
+from edgeless.tools.bench import graphs, plans, report, twins
 from edgeless.tools.bench.baseline import H200, Baseline, geometric_means
 from edgeless.tools.bench.measure import Result
 from edgeless.tools.bench.work import Case, Work, op_case
 from edgeless.tools.cli.devices import UsageError
 
 CPU = torch.device("cpu")
+STEP = Step("spmm", "forward", "rowsplit", "kernel", 1, 0, None)
 
 
 def test_a_twin_has_the_counts_of_its_table_and_is_always_the_same():
@@ -66,55 +69,39 @@ def test_case_names_are_parsed():
         op_case("min_F8", "fp32", 0.5)
 
 
-def test_useful_bytes_of_a_case_counted_by_hand():
-    """GATv2, 2 heads of 4 float32: a row is 32 bytes. 10 nodes, 100 edges."""
-    case = op_case("gatv2_H2_D4", "fp32")
-    forward = 100 * (32 + 4) + 10 * (32 + 32) + 10 * 2 * 4  # gathered x_l and index; x_r and out; logsumexp
-    assert roof.useful_bytes(case, "forward", 10, 100) == forward
-    backward = 100 * (3 * 32 + 2 * 8 + 2 * 4) + 10 * 6 * 32
-    assert roof.useful_bytes(case, "forward_backward", 10, 100) == forward + backward
-    assert roof.useful_bytes(op_case("gt_H2_D4", "bf16"), "forward", 10, 100) == 100 * (2 * 16 + 4) + 10 * 2 * 16
-    assert roof.useful_bytes(op_case("spmm_both_F8", "fp32"), "forward_backward", 10, 100) == 2 * (3600 + 320)
-    assert roof.useful_bytes(op_case("min_F8", "fp32"), "forward", 10, 100) == 3600 + 10 * (32 + 32)
+def test_bytes_and_the_roofline_of_a_result_are_those_of_the_plan(monkeypatch):
+    graph = graphs.BenchGraph("some", 10, torch.zeros(2, 100, dtype=torch.int64), None)
+    monkeypatch.setattr(report.Device, "of", lambda device: DEVICES["h200"])
+    sizes = {"num_src": 10, "num_dst": 10, "num_edges": 100, "device": DEVICES["h200"]}
+
+    def planned(name, mode, dtype="fp32", dropout=0.0):
+        case = op_case(name, dtype, dropout)
+        return report.planned(graph, Result("some", case, "edgeless", mode, 1, median_ms=2.0))
+
+    passes = ("forward", "by_dst", "by_src")
+    both = attention_steps("gatv2", torch.bfloat16, 2, 64, 64, passes=passes, **sizes)
+    assert planned("gatv2_H2_D64", "forward", "bf16") == both[:1]
+    assert planned("gatv2_H2_D64", "forward_backward", "bf16") == both
+    dropped = attention_steps("dot", torch.float32, 2, 8, 8, passes=passes, options=True, **sizes)
+    assert planned("gt_H2_D8", "forward_backward", dropout=0.5) == dropped
+    weighed = {"weight_bytes": 4, "scaled_only": True, **sizes}
+    sums = [spmm_step(torch.float32, 8, step=step, **weighed) for step in ("forward", "backward")]
+    assert planned("spmm_both_F8", "forward_backward") == sums
+    assert [step.step for step in planned("min_F8", "forward")] == ["forward"]
+    assert plans.seconds_at_roof(both) == sum(step.bytes for step in both) / 9.3e12
+    assert plans.seconds_at_roof([*both, dataclasses.replace(both[0], seconds=None)]) is None
+    of_layer = Result("some", Case("layer", "gat", "fp32"), "pyg", "forward", 1, median_ms=2.0)
+    assert report.planned(graph, of_layer) == []
+    assert report.planned(graph, Result("some", op_case("max_F8", "fp32"), "dgl", "forward", 1, failed="no room")) == []
 
 
-@pytest.mark.parametrize("dtype,size", [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp64", 8)])
-def test_useful_bytes_of_every_op_counted_by_hand(dtype, size):
-    """10 nodes, 100 edges, rows of 3 heads of 5 numbers, or of 7; an id takes 4 bytes."""
-
-    def bytes_of(name):
-        modes = [roof.useful_bytes(op_case(name, dtype), mode, 10, 100) for mode in ("forward", "forward_backward")]
-        return modes[0], modes[1] - modes[0]
-
-    row, statistics, ids = 3 * 5 * size, 3 * 4, 100 * 4
-    assert roof.row_bytes(op_case("gatv2_H3_D5", dtype)) == row
-    # Forward a node's row is read and its result and logsumexp are written. The backward reads by destination a row of
-    # a source; by source two of a destination, its logsumexp and Delta, and an id; and six rows of a node.
-    forward = 100 * row + ids + 10 * 2 * row + 10 * statistics
-    assert bytes_of("gatv2_H3_D5") == (forward, 100 * (row + 2 * row + 2 * statistics) + 2 * ids + 10 * 6 * row)
-    # Of gat a row has a number of each head beside it, on both sides of an edge.
-    logit = 3 * size
-    forward = 100 * (row + logit) + ids + 10 * (row + logit) + 10 * statistics
-    assert bytes_of("gat_H3_D5") == (forward, 100 * 2 * (row + logit + statistics) + 2 * ids + 10 * 5 * row)
-    # Keys and values are two rows.
-    forward = 100 * 2 * row + ids + 10 * 2 * row
-    assert bytes_of("gt_H3_D5") == (forward, 100 * (4 * row + 2 * statistics) + 2 * ids + 10 * 9 * row)
-    row = 7 * size
-    assert roof.row_bytes(op_case("max_F7", dtype)) == row
-    for name in ("spmm_none_F7", "spmm_both_F7"):
-        assert bytes_of(name) == (100 * row + ids + 10 * row,) * 2
-    for name in ("min_F7", "max_F7"):  # which edge it was, for every number
-        assert bytes_of(name) == (100 * row + ids + 10 * (row + 7 * 4), 10 * (2 * row + 7 * 4))
-
-
-def test_the_roof_is_that_of_the_l2_while_the_gathered_rows_fit():
-    case = op_case("gatv2_H2_D64", "bf16")  # rows of 256 bytes
-    fits = 45 * 2**20 // 256
-    assert roof.gather_roof(case, fits) == roof.L2_ROOF
-    assert roof.gather_roof(case, fits + 1) == roof.HBM_ROOF
-    assert roof.gather_roof(op_case("gt_H2_D64", "bf16"), fits) == roof.HBM_ROOF  # keys and values
-    assert roof.gather_roof(op_case("gt_H2_D64", "bf16"), fits // 2) == roof.L2_ROOF
-    assert (roof.L2_ROOF, roof.HBM_ROOF, roof.L2_FITS) == (9.3e12, 4.7e12, 45 * 2**20)
+def test_a_table_has_the_share_of_the_roofline(monkeypatch):
+    graph = graphs.BenchGraph("some", 10, torch.zeros(2, 100, dtype=torch.int64), None)
+    result = Result("some", op_case("max_F8", "fp32"), "edgeless", "forward", 1, median_ms=2.0)
+    monkeypatch.setattr(report, "planned", lambda *_: [dataclasses.replace(STEP, bytes=6_000_000, seconds=0.0005)] * 2)
+    assert (report._rate(graph, result), report._share(graph, result)) == ("6", "50 %")
+    monkeypatch.setattr(report, "planned", lambda *_: [])
+    assert (report._rate(graph, result), report._share(graph, result)) == ("", "")
 
 
 def test_medians_and_spread():

@@ -19,13 +19,12 @@ from edgeless.tools.cli.layers import LAYERS
 from edgeless.tools.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.tools.cli.setting import setting_of
 
-from . import ddp, engines, minibatch, new_graphs, scaleout, shapes
+from . import ddp, engines, minibatch, new_graphs, plans, scaleout, shapes
 from .baseline import H200, H200_RELATIONS, Baseline, geometric_means
 from .graphs import MOLECULES, OWN, BenchGraph, check_name, has_relations, load
 from .measure import Plan, Result, measure, peers_of
 from .peers import LAYER_PEERS, OP_PEERS
-from .report import print_case, useful_rate
-from .roof import gather_roof
+from .report import planned, print_case
 from .work import DTYPES, MODES, Case, op_case
 
 OPS = ("gatv2_H2_D64", "gatv2_H8_D128", "gt_H4_D128")
@@ -382,8 +381,9 @@ def as_row(graph: BenchGraph, result: Result, baseline: Optional[Baseline]) -> d
     figure = None if baseline is None else baseline.figure(graph.name, result.case, result.mode)
     if figure is not None:
         row["best_peer"] = asdict(figure)
-    rate = useful_rate(graph, result)
-    if rate is not None:
-        row["useful_gb_per_s"] = rate / 1e9
-        row["gather_roof_gb_per_s"] = gather_roof(result.case, graph.num_nodes) / 1e9
+    steps = planned(graph, result)
+    if steps:
+        row["planned_bytes"] = sum(step.bytes for step in steps)
+        seconds = plans.seconds_at_roof(steps)
+        row["roofline_ms"] = None if seconds is None else 1e3 * seconds
     return row

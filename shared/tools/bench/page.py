@@ -280,8 +280,8 @@ def _aggregation(suite: Suite) -> tuple[list[str], list[list[str]]]:
         for graph in graphs:
             forward, backward = (found[mode][graph] for mode in MODES)
             share = ""
-            if forward is not None and "useful_gb_per_s" in forward:
-                share = f", {100 * forward['useful_gb_per_s'] / forward['gather_roof_gb_per_s']:.0f} %"
+            if forward is not None and forward.get("roofline_ms"):
+                share = f", {100 * forward['roofline_ms'] / forward['median_ms']:.0f} %"
             cells.append(
                 _lines(
                     f"{_time(forward)} ({ratio(_best(forward))}{share})",
@@ -401,7 +401,7 @@ SECTIONS = (
         "h200",
         "H200: bare attention",
         "Forward, ms (times faster than the fastest published kernel of `shared/tools/bench/h200_peers.json`, share of "
-        "the roof of a bare gather); below, forward + backward and its peak. Slices that fit the L2 may pass 100 %.",
+        "the plan's roofline); below, forward + backward and its peak.",
         _aggregation,
     ),
     Section(

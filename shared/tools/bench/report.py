@@ -7,14 +7,15 @@ from typing import Optional
 
 import torch
 
+from edgeless.plan import Device, Step
 from edgeless.tools.cli.console import megabytes, milliseconds, plus_minus, print_table, times
 from edgeless.tools.cli.devices import describe_device
 
-from . import peers, roof
+from . import peers, plans
 from .baseline import Baseline, describe
 from .graphs import BenchGraph
 from .measure import Result
-from .work import Case
+from .work import DTYPES, Case
 
 
 def print_case(
@@ -36,13 +37,8 @@ def print_case(
     columns["kept"] = [_size(result.kept_bytes) for result in results]
     columns["first call"] = [_size(result.first_call_bytes) for result in results]
     if case.kind == "op":
-        speeds = [useful_rate(graph, result) for result in results]
-        columns["useful GB/s"] = ["" if speed is None else f"{speed / 1e9:,.0f}" for speed in speeds]
-        if device.type == "cuda":
-            limit = roof.gather_roof(case, graph.num_nodes)
-            columns["of the gather roof"] = [
-                "" if speed is None else f"{100 * speed / limit:.0f} %" for speed in speeds
-            ]
+        columns["useful GB/s"] = [_rate(graph, result) for result in results]
+        columns["of the roofline"] = [_share(graph, result) for result in results]
     if baseline is not None:
         figures = [None if r.failed else baseline.figure(graph.name, case, r.mode) for r in results]
         columns["ratio to the best peer"] = [describe(f, r.median_ms) for f, r in zip(figures, results)]
@@ -58,12 +54,29 @@ def print_case(
     )
 
 
-def useful_rate(graph: BenchGraph, result: Result) -> Optional[float]:
-    """Useful bytes per second of a bare aggregation; None for layers and failed results."""
-    if result.case.kind != "op" or result.failed:
-        return None
-    useful = roof.useful_bytes(result.case, result.mode, graph.num_nodes, graph.num_edges)
-    return useful / (result.median_ms / 1e3)
+def planned(graph: BenchGraph, result: Result) -> Sequence[Step]:
+    """The steps of edgeless for a bare aggregation, whose bytes and roofline hold for all peers; none for layers and
+    failed results.
+    """
+    case = result.case
+    if case.kind != "op" or result.failed:
+        return []
+    sizes = plans.Sizes(graph.num_nodes, graph.num_nodes, graph.num_edges)
+    device = Device.of(graph.edge_index.device)
+    steps = plans.steps_of(case.name, DTYPES[case.dtype], sizes, device, options=case.dropout > 0, engine="rowsplit")
+    return plans.of_mode(steps, result.mode)
+
+
+def _rate(graph: BenchGraph, result: Result) -> str:
+    """Bytes of the plan over the measured time."""
+    num_bytes = sum(step.bytes for step in planned(graph, result))
+    return f"{num_bytes / (result.median_ms / 1e3) / 1e9:,.0f}" if num_bytes else ""
+
+
+def _share(graph: BenchGraph, result: Result) -> str:
+    """Time at the roofline over the measured time."""
+    seconds = plans.seconds_at_roof(planned(graph, result))
+    return f"{100 * seconds / (result.median_ms / 1e3):.0f} %" if seconds else ""
 
 
 def _name(result: Result, threads: list[int]) -> str:

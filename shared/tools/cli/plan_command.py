@@ -6,38 +6,26 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import torch
 
-from edgeless.aggregation import gathered_degree
-from edgeless.engines import ENGINES, ROWSPLIT, named
-from edgeless.plan import DEVICES, Device, Step, attention_steps, extremum_steps, spmm_step, table
-from edgeless.tools.bench import graphs, shapes, twins
+from edgeless.engines import ENGINES
+from edgeless.plan import DEVICES, Device, Step, table
+from edgeless.tools.bench import graphs, plans, shapes, twins
 from edgeless.tools.bench.command import SUITES
-from edgeless.tools.bench.ops import parse
+from edgeless.tools.bench.plans import Sizes
 from edgeless.tools.bench.work import DTYPES
 
 from .devices import UsageError, pick_device
 from .plan_layers import PLANNED, layer_steps
-
-_SCORES = {"gatv2": "gatv2", "gat": "gat", "gt": "dot"}
-_SUMS = ("forward", "backward")
-
-
-class _Sizes(NamedTuple):
-    num_src: int
-    num_dst: int
-    num_edges: int
-
 
 # The suites of the bench that time ops: what runs for a whole layer or model depends on its options and its graph.
 PLANNED_SUITES = [name for name, suite in SUITES.items() if suite.get("op") or suite.get("shapes")]
 _LAYER_SIZES = (64, 1, 64)  # features, heads, channels: those of the bench's suites of layers over relations
 
 # Of graphs that are read from files; those of the others are known by name.
-_FILES = {"tolokers": _Sizes(11_758, 11_758, 1_038_000), "cora": _Sizes(2_708, 2_708, 10_556)}
+_FILES = {"tolokers": Sizes(11_758, 11_758, 1_038_000), "cora": Sizes(2_708, 2_708, 10_556)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,20 +110,20 @@ def suite_of(name: Optional[str]) -> dict:
     return suite
 
 
-def graphs_of(args: argparse.Namespace, suite: dict) -> Iterator[tuple[str, _Sizes]]:
+def graphs_of(args: argparse.Namespace, suite: dict) -> Iterator[tuple[str, Sizes]]:
     """Names and sizes of the graphs that the arguments or the suite name."""
     if (args.nodes is None) != (args.edges is None):
         raise UsageError("--nodes and --edges go together")
     if args.nodes is not None:
         if args.nodes < 0 or args.edges < 0:
             raise UsageError(f"--nodes and --edges must not be negative, got {args.nodes} and {args.edges}")
-        yield "a graph", _Sizes(args.nodes, args.nodes, args.edges)
+        yield "a graph", Sizes(args.nodes, args.nodes, args.edges)
         return
     for name in args.graph or suite.get("graph") or ["arxiv"]:
         yield name, _sizes(name)
 
 
-def _sizes(name: str) -> _Sizes:
+def _sizes(name: str) -> Sizes:
     if name in _FILES:
         return _FILES[name]
     found = graphs.sizes(name)
@@ -143,45 +131,16 @@ def _sizes(name: str) -> _Sizes:
         known = ", ".join([*_FILES, *graphs.OWN, *twins.NAMES])
         raise UsageError(f"--graph must be one of {known}, got {name!r}")
     nodes, edges = found
-    return _Sizes(nodes, nodes, edges)
+    return Sizes(nodes, nodes, edges)
 
 
-def steps_of(
-    op: str,
-    dtype: torch.dtype,
-    sizes: _Sizes,
-    device: Device,
-    options: bool = False,
-    max_degree: int = -1,
-    engine: str = "auto",
-) -> list[Step]:
-    """Forward and backward of an aggregation called as the bench calls it.
+def steps_of(*call) -> list[Step]:
+    """:func:`edgeless.tools.bench.plans.steps_of` for a name that a user typed.
 
     Raises:
         UsageError: for a name that is none.
     """
     try:
-        kind, heads, width = parse(op)
+        return plans.steps_of(*call)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    given = {**sizes._asdict(), "device": device}
-    if kind in _SCORES:
-        score = _SCORES[kind]
-        return attention_steps(
-            score, dtype, heads, 1 if score == "gat" else width, width, passes=("forward", "by_dst", "by_src"),
-            max_degrees=[] if max_degree < 0 else [max_degree, max_degree], options=options, **given,
-        )  # fmt: skip
-    if kind.startswith("spmm"):
-        weight = 4 if kind == "spmm_both" else 0
-        refused = "" if device.multiprocessors else "the tensors are not on a GPU"
-        if named(engine) is ROWSPLIT or not refused:
-            runs, why = named(engine), ""
-        else:
-            runs, why = ROWSPLIT, f"{engine}: {refused}"
-        given |= {"weight_bytes": weight, "scaled_only": weight > 0, "engine": runs}
-        steps = (spmm_step(dtype, width, step=step, **given) for step in _SUMS)
-        return [replace(step, refused=why) for step in steps]
-    arg_bytes = 4 if max_degree < 0 else 1 if max_degree <= 2**8 else 2 if max_degree <= 2**16 else 4
-    degree = gathered_degree(bool(device.multiprocessors), sizes.num_src, dtype.itemsize, arg_bytes, shares=False)
-    has_transpose = sizes.num_edges <= degree * sizes.num_dst
-    return extremum_steps(dtype, width, arg_bytes=arg_bytes, has_transpose=has_transpose, reduce=kind, **given)
