@@ -23,6 +23,12 @@ const Choice& engine_choice() {
   return choice;
 }
 
+const Choice& gradient_choice() {
+  static const Choice choice("edgeless.gradient_engine",
+                             {kAnyGradientEngine, "gather", "shared_scatter", "cluster_scatter", "scatter"});
+  return choice;
+}
+
 std::optional<std::string> words(const char* refusal) {
   return refusal ? std::optional<std::string>(refusal) : std::nullopt;
 }
@@ -30,6 +36,8 @@ std::optional<std::string> words(const char* refusal) {
 }  // namespace
 
 Engine chosen_engine() { return static_cast<Engine>(engine_choice().chosen()); }
+
+const std::string& chosen_gradient_engine() { return gradient_choice().names()[gradient_choice().chosen()]; }
 
 OnEngine::OnEngine(Engine engine) {
   if (engine != chosen_engine()) block_ = engine_choice().begin(static_cast<int>(engine));
@@ -41,6 +49,7 @@ OnEngine::~OnEngine() {
 
 void define_engines(py::module_& m) {
   m.attr("engine_choice") = py::cast(&engine_choice(), py::return_value_policy::reference);
+  m.attr("gradient_choice") = py::cast(&gradient_choice(), py::return_value_policy::reference);
   // These functions release the GIL: they wait for a plan's mutex, and an op that holds that mutex may wait for the
   // GIL.
   using Released = py::call_guard<py::gil_scoped_release>;

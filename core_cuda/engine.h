@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <string>
 
 #include "choices.h"
 
@@ -14,6 +15,11 @@ enum class Engine : int { automatic, rowsplit, cusparse, cusparse_alg2, wsb };
 
 // Returns the calling thread's choice.
 Engine chosen_engine();
+
+// The engine by which gradients of extrema are computed on CUDA (reduction/cuda/plan.h): by the plan, or the one that
+// a test chose for a block of code.
+constexpr const char* kAnyGradientEngine = "auto";
+const std::string& chosen_gradient_engine();
 
 // Makes `engine` the calling thread's choice for the lifetime of the object, as a `with` block does.
 class OnEngine {

@@ -4,7 +4,6 @@
 
 #include <pybind11/stl.h>
 
-#include <mutex>
 #include <string>
 
 #include "attention/cuda/expression.h"
@@ -13,8 +12,6 @@
 #include "common/fold.h"
 #include "jit/launch.h"
 #include "plan_names.h"
-#include "plan_override.h"
-#include "reduction/cuda/plan.h"
 #include "relational/plan.h"
 #include "spmm/plan.h"
 #include "thresholds.h"
@@ -85,15 +82,6 @@ py::dict fold_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int6
   return found;
 }
 
-std::string gradient_plan(const std::string& dtype, int arg_bytes, bool wide_index, bool shares, bool has_transpose,
-                          int64_t num_rows, int64_t num_columns, int64_t num_edges, int64_t width, int multiprocessors,
-                          int64_t shared_bytes, bool clusters) {
-  namespace reduction = cuda::reduction;
-  const reduction::GradientProblem p{storage_named(dtype), arg_bytes, wide_index, shares, has_transpose, num_rows,
-                                     num_columns,          num_edges, width};
-  return reduction::name_of(reduction::plan_gradient(p, {multiprocessors, shared_bytes, clusters}));
-}
-
 // capability: 80 means 8.0. shared_bytes: the most that a thread block can request.
 int most_fused_width(const std::string& dtype, bool wide_index, int capability, int64_t shared_bytes) {
   return cuda::relational::most_fused_width(storage_named(dtype), wide_index, {capability, shared_bytes});
@@ -105,20 +93,7 @@ bool fuses_widths(const std::string& dtype, bool wide_index, int capability, int
                                         out_width);
 }
 
-std::mutex override_mutex;
-std::string overriding_engine;
-
-void override_gradient_engine(const std::string& name) {
-  const std::lock_guard lock(override_mutex);
-  overriding_engine = name;
-}
-
 }  // namespace
-
-std::string overridden_gradient_engine() {
-  const std::lock_guard lock(override_mutex);
-  return overriding_engine;
-}
 
 void define_plans(py::module_& m) {
   define_kernel_plans(m);
@@ -137,9 +112,6 @@ void define_plans(py::module_& m) {
   m.def("short_rows_pay", &cuda::short_rows_pay, py::arg("added"), py::arg("rows"), py::arg("widest"),
         py::arg("halves"));
   m.def("short_gradients_pay", &cuda::short_gradients_pay, py::arg("in_width"), py::arg("out_width"));
-  m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"), py::arg("wide_index"),
-        py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"), py::arg("num_edges"),
-        py::arg("width"), py::arg("multiprocessors"), py::arg("shared_bytes"), py::arg("clusters"));
   m.def("most_fused_width", &most_fused_width, py::kw_only(), py::arg("dtype"), py::arg("wide_index"),
         py::arg("capability"), py::arg("shared_bytes"));
   m.def("fuses_widths", &fuses_widths, py::kw_only(), py::arg("dtype"), py::arg("wide_index"), py::arg("capability"),
@@ -153,7 +125,6 @@ void define_plans(py::module_& m) {
   m.def(
       "values_are_keys", [](const std::string& score) { return values_are_keys(parse_score("edgeless", score)); },
       py::arg("score"));
-  m.def("override_gradient_engine", &override_gradient_engine, py::arg("name"));
 }
 
 }  // namespace edgeless

@@ -217,12 +217,7 @@ constexpr bool orders_weights(int64_t weight_bytes, int64_t gathered_bytes, int6
   return weight_bytes >= kMany && gathered_bytes >= kMany && slice_bytes <= kShort;
 }
 
-// The gradient of an extremum (0016). From a mean degree of kSortDegree on, 16-bit values are sorted, and float32 rows
-// of kMaskedWidth or more are read masked. At lower degrees there is too little to skip (2026-11-22: arxiv, degree 7,
-// 0.44 ms gathered and 0.82 sorted; pokec, degree 19, 17.0 and 10.5).
-constexpr int64_t kSortDegree = 13, kMaskedWidth = 256;
-// Bytes that sorted items may take; as many as the result where that is more.
-constexpr int64_t kSortMemory = int64_t(64) << 20;
+// The gradient of an extremum (0016).
 // Percentage of L2 that the sums to which gradients are scattered may fill.
 constexpr int64_t kScatterL2Percent = 80;
 

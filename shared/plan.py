@@ -323,7 +323,8 @@ def extremum_steps(
             "width": width, "multiprocessors": device.multiprocessors, "shared_bytes": device.shared_bytes,
             "clusters": device.clusters,
         }  # fmt: skip
-        engine, name = _C.gradient_plan(**given), _C.gradient_kernel(**given)
+        name = _C.gradient_plan(**given)
+        engine = name["engine"]
     num_bytes = num_dst * (row + width * arg_bytes) + num_src * row
     seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
     return [forward, named(Step("neighbor_reduce", "gradient", "rowsplit", engine, 1, num_bytes, seconds), name)]

@@ -10,7 +10,7 @@
 #include "../common/kernel_types.h"
 #include "../common/launch.h"
 #include "../common/vector_rows.h"
-#include "../plan_override.h"
+#include "../engine.h"
 #include "cuda/kernels.h"
 #include "cuda/plan.h"
 #include "inputs.h"
@@ -113,7 +113,7 @@ Tensor find_positions(at::TensorList csr, const jit::Queue& queue) {
   return positions;
 }
 
-void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
+void gather_gradient(const Backward& b, const Tensor& grad_x) {
   const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = b.rows_where_shared(b.x);
   const Tensor out = b.rows_where_shared(b.out), where = b.arg.contiguous();
   const Tensor positions = b.positions ? *b.positions : find_positions(b.graph.csr, b.queue);
@@ -121,55 +121,20 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   args.graph = compressed_graph(b.graph.csc);
   if (b.positions) args.graph.edge_ids = nullptr;  // positions are in CSC order, not by edge id
   args.width = static_cast<int>(b.width);
-  args.vectors = static_cast<int>(masked ? (b.width - 1) / kMaskedPer + 1 : b.width * grad.element_size() / 16);
+  args.vectors = static_cast<int>(b.width * grad.element_size() / 16);
   args.grad = fold_rows(grad), args.x = fold_rows(x), args.out = fold_rows(out);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
   args.positions = positions.const_data_ptr<int32_t>();
   args.grad_x = grad_x.data_ptr();
-  Tensor bytes = where;
-  if (masked && args.arg_size > 1) {
-    bytes = at::empty(where.sizes(), where.options().dtype(at::kByte));
-    argument_bytes(args.arg, args.arg_size, where.numel(), bytes.data_ptr<uint8_t>(), b.queue);
-  }
-  if (masked) args.bytes = bytes.data_ptr<uint8_t>();
   FoldProblem problem = fold_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
-  const int64_t numbers = masked ? kMaskedPer : 16 / grad.element_size();
-  problem.vector_bytes = static_cast<int>(numbers * (grad.element_size() + bytes.element_size()));
+  const int64_t numbers = 16 / grad.element_size();
+  problem.vector_bytes = static_cast<int>(numbers * (grad.element_size() + where.element_size()));
   problem.narrow_teams = true;
   choose_slices(problem, args.plan);
-  if (masked) args.vectors = args.plan.slices * args.plan.slice_vectors;  // the last feature tile has all its lanes
   budget_carry(problem, args.vectors * numbers * int64_t(sizeof(float)), grad_x);
   choose_shares(problem, args.plan);
   const Tensor carry = take_carry(problem, grad_x, args);
-  if (masked) {
-    masked_gather_grad(args, b.queue);
-  } else {
-    gather_grad(b.storage, b.shares, args, b.queue);
-  }
-}
-
-void sort_gradient(const Backward& b, const Tensor& grad_x) {
-  const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), where = b.arg.contiguous();
-  SortArgs args;
-  args.csr = compressed_graph(b.graph.csr), args.graph = compressed_graph(b.graph.csc);
-  const SortedColumns columns = sort_columns(b.rows, b.width, grad_x.nbytes());
-  args.plan.team_log2 = columns.team_log2, args.item_row = columns.columns;
-  args.vectors = args.plan.slice_vectors = 1 << args.plan.team_log2, args.plan.slices = 1;
-  args.width = static_cast<int>(b.width);
-  args.grad = fold_rows(grad);
-  args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
-  args.grad_x = grad_x.data_ptr();
-  const Tensor places = at::empty({b.graph.csr[1].size(0)}, b.graph.csr[1].options());
-  const Tensor items = at::empty({b.rows * args.item_row}, places.options());
-  args.places = reinterpret_cast<uint32_t*>(places.data_ptr<int32_t>()), args.items = items.data_ptr();
-  FoldProblem problem = fold_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
-  budget_carry(problem, args.vectors * kSortPieceBytes, grad_x);
-  choose_shares(problem, args.plan);
-  const Tensor carry = take_carry(problem, grad_x, args);
-  for (args.first = 0; args.first < args.width; args.first += args.item_row) {
-    args.columns = std::min(args.item_row, args.width - args.first);
-    sorted_grad(b.storage, args, b.queue);
-  }
+  gather_grad(b.storage, b.shares, args, b.queue);
 }
 
 // The arguments of the scattered backward, and the tensors they point into.
@@ -232,12 +197,12 @@ void own_gradient(const Backward& b, bool zero_shares, const BlockSums& sums, co
   shared_scatter_grad(b.storage, b.graph.csr[0].scalar_type() == at::kLong, shared, b.queue);
 }
 
-// The plan of the backward; nothing if an override names an engine that the inputs do not allow.
+// The plan of the backward; nothing if a block chose an engine that the inputs do not allow.
 std::optional<GradientPlan> choose_engine(const Backward& b) {
   const GradientProblem problem = problem_of(b);
   const GradientDevice device = gradient_device(b.x);
-  const std::string name = overridden_gradient_engine();
-  return name.empty() ? plan_gradient(problem, device) : plan_gradient_by(name, problem, device);
+  const std::string& name = chosen_gradient_engine();
+  return name == kAnyGradientEngine ? plan_gradient(problem, device) : plan_gradient_by(name, problem, device);
 }
 
 Tensor positions_of_edges(at::TensorList csr) {
@@ -286,12 +251,10 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
                    width,
                    on_device.queue()};
   const std::optional<GradientPlan> chosen = choose_engine(b);
-  TORCH_CHECK_VALUE(chosen, op, ": the overriding engine must be one that these inputs allow, got '",
-                    overridden_gradient_engine(), "'");
+  TORCH_CHECK_VALUE(chosen, op, ": the chosen engine must be one that these inputs allow, got '",
+                    chosen_gradient_engine(), "'");
   switch (chosen->engine) {
-    case GradientEngine::sorted: sort_gradient(b, grad_x); break;
-    case GradientEngine::masked_gather: gather_gradient(b, grad_x, true); break;
-    case GradientEngine::gather: gather_gradient(b, grad_x, false); break;
+    case GradientEngine::gather: gather_gradient(b, grad_x); break;
     case GradientEngine::shared_scatter: own_gradient(b, ties == "scatter", chosen->sums, grad_x); break;
     case GradientEngine::scatter: send_gradient(b, ties == "scatter", grad_x); break;
   }

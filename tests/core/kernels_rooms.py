@@ -9,8 +9,6 @@ REDUCTION = f"{CUDA}::reduction"
 SUM_FOLD = f"{SPMM}::SumFold<float, int32_t, 4, {SPMM}::Weighing::by_head, 4>"
 BEST_FOLD = f"{REDUCTION}::BestFold<float, int32_t, false, true>"
 GATHER_FOLD = f"{REDUCTION}::GatherGradFold<float, uint16_t, true, 4>"
-MASKED_FOLD = f"{REDUCTION}::MaskedGatherGradFold<uint8_t, 4>"
-SORTED_FOLD = f"{REDUCTION}::TakenSums<__half, 16>"
 MERGE = f"{CUDA}::merge_fold_kernel"
 
 KERNELS = [
@@ -55,18 +53,12 @@ KERNELS = [
     Kernel("reduction/cuda/extremum.cuh", f"{REDUCTION}::reduce_kernel<__half, int32_t, true, true>"),
     Kernel("reduction/cuda/gather_grad.cuh", f"{MERGE}<{GATHER_FOLD}, int32_t, {REDUCTION}::GatherArgs>"),
     Kernel("reduction/cuda/gather_grad.cuh", f"{REDUCTION}::gather_grad_kernel<__half, uint8_t, true>"),
-    Kernel("reduction/cuda/masked_gather_grad.cuh", f"{MERGE}<{MASKED_FOLD}, int32_t, {REDUCTION}::GatherArgs>"),
-    Kernel("reduction/cuda/masked_gather_grad.cuh", f"{REDUCTION}::bytes_kernel<uint16_t>"),
-    Kernel("reduction/cuda/masked_gather_grad.cuh", f"{REDUCTION}::masked_gather_grad_kernel<uint8_t>"),
     Kernel("reduction/cuda/positions.cuh", f"{REDUCTION}::positions_kernel"),
     Kernel("reduction/cuda/scatter_grad.cuh", f"{REDUCTION}::finish_kernel<double>"),
     Kernel("reduction/cuda/scatter_grad.cuh", f"{REDUCTION}::measure_kernel<float>"),
     Kernel("reduction/cuda/scatter_grad.cuh", f"{REDUCTION}::send_kernel<__half, int32_t, false>"),
     Kernel("reduction/cuda/scatter_grad.cuh", f"{REDUCTION}::share_kernel<float, int64_t, true>"),
     Kernel("reduction/cuda/shared_scatter_grad.cuh", f"{REDUCTION}::shared_scatter_grad_kernel<float, int32_t, true>"),
-    Kernel("reduction/cuda/sorted_grad.cuh", f"{MERGE}<{SORTED_FOLD}, int32_t, {REDUCTION}::SortArgs>"),
-    Kernel("reduction/cuda/sorted_grad.cuh", f"{REDUCTION}::sort_kernel<__half, uint8_t, 128>"),
-    Kernel("reduction/cuda/sorted_grad.cuh", f"{REDUCTION}::sorted_grad_kernel<__nv_bfloat16, 16, 2>"),
     Kernel("spmm/cuda/edge_values.cuh", f"{SPMM}::fill_kernel<__half, float, int32_t>"),
     Kernel("spmm/cuda/edge_values.cuh", f"{SPMM}::place_kernel<double, int64_t>"),
     Kernel("spmm/cuda/product.cuh", f"{MERGE}<{SUM_FOLD}, int32_t, {SPMM}::SpmmArgs<float>>"),

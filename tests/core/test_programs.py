@@ -122,6 +122,28 @@ def test_the_check_finds_a_wrong_gradient():
         check(program, function, args, True)
 
 
+def directions(sizes, ends, ids, seed, x, weight):
+    """Unit vectors from sources to destinations: a self loop has none, and huge gradients that cancel."""
+    return summed(sizes, ends, torch.nn.functional.normalize(x[ends[1]] - x[ends[0]], dim=1))
+
+
+def test_self_loops_whose_gradients_are_noise_decide_nothing():
+    program, args = program_of(directions)
+    check(program, directions, args, True)
+
+
+def test_what_is_wrong_beside_such_noise_is_found():
+    for factor, added in ((1.001, 0.0), (1.0, 1e-3)):
+        program, args = program_of(directions)
+
+        def other(sizes, ends, ids, seed, x, weight, factor=factor, added=added):
+            (found,) = directions(sizes, ends, ids, seed, x, weight)
+            return (factor * found + added * x[:, :1],)
+
+        with pytest.raises(Refused, match="a (result|gradient) differs from the layer's own"):
+            check(program, other, args, True)
+
+
 def test_landing_is_exact_about_what_it_takes():
     def weighted(sizes, ends, ids, seed, x, weight):
         return summed(sizes, ends, x[ends[0]])

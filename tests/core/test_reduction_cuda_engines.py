@@ -1,6 +1,6 @@
 """Every engine by which the gradient of min and max goes back on CUDA, each of them forced (docs/design.md)."""
 
-import contextlib
+import itertools
 
 import pytest
 import torch
@@ -11,19 +11,12 @@ from test_reduction import TIES, features
 import edgeless
 from edgeless import _C, Graph, functional
 from edgeless.aggregation import _arg_dtype
+from edgeless.choices import block
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
 SHARED = ("shared_scatter", "cluster_scatter")  # sums in shared memory
-OVER_CSC = ("gather", "masked_gather", "sorted")
-ENGINES = (*OVER_CSC, "scatter", *SHARED)
-# Nothing shares where elements are picked or sorted.
-ENGINES_AND_TIES = [
-    (engine, ties)
-    for engine in ENGINES
-    for ties in TIES
-    if engine not in ("masked_gather", "sorted") or ties == "first"
-]
+ENGINES = ("gather", "scatter", *SHARED)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
@@ -31,27 +24,14 @@ def allowed(engine, width, dtype, ties, wide=False):
     """Whether an engine takes such inputs: on the small graphs here, shared memory holds every sum."""
     if engine == "scatter":
         return True
-    if dtype == torch.float64 or (wide and engine in OVER_CSC):
+    if dtype == torch.float64 or (wide and engine == "gather"):
         return False
-    if engine == "sorted" and (ties != "first" or dtype == torch.float32):
-        return False
-    if engine == "masked_gather" and (ties != "first" or dtype != torch.float32):
-        return False
-    return width % 8 == 0 if engine in OVER_CSC else True
+    return width % 8 == 0 if engine == "gather" else True
 
 
-def dtype_for(engine):
-    return torch.bfloat16 if engine == "sorted" else torch.float32
-
-
-@contextlib.contextmanager
 def forced(engine):
     """All gradients of extrema go back by this one."""
-    _C.override_gradient_engine(engine)
-    try:
-        yield
-    finally:
-        _C.override_gradient_engine("")
+    return block(_C.gradient_choice, engine)
 
 
 def backward(graph, x, grad, reduce, ties, engine, forward=None):
@@ -99,9 +79,9 @@ def long_rows():
     return Graph.from_edge_index(torch.stack([torch.randint(0, 300, dst.shape, generator=gen), dst])[:, order], 300, 13)
 
 
-@pytest.mark.parametrize("engine,ties", ENGINES_AND_TIES)
+@pytest.mark.parametrize("engine,ties", itertools.product(ENGINES, TIES))
 def test_every_graph(engine, ties):
-    dtype = dtype_for(engine)
+    dtype = torch.float32
     for kind in (*GRAPHS, "long rows"):
         graph = long_rows() if kind == "long rows" else graph_of(kind)
         for moved in (graph.to(DEVICE), narrow(graph)):
@@ -133,7 +113,7 @@ def test_every_width_and_type(engine, dtype):
             assert_close([found.cpu()], [wanted(graph, x, grad, "max", ties)], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("engine", [w for w in ENGINES if w not in OVER_CSC])
+@pytest.mark.parametrize("engine", [w for w in ENGINES if w != "gather"])
 def test_wide_indices(engine):
     graph = long_rows()
     moved = graph.to(DEVICE)
@@ -177,7 +157,7 @@ def test_sums_in_shared_memory_are_those_that_are_sent(engine, ties):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_gradients_of_many_magnitudes(engine):
     graph = graph_of("hub")
-    dtype = dtype_for(engine)
+    dtype = torch.float32
     x = features(graph, 40, dtype).detach()
     grad = torch.logspace(-6, 6, 40).expand(graph.num_dst, 40).contiguous().to(dtype)
     found = backward(graph.to(DEVICE), x.to(DEVICE), grad.to(DEVICE), "max", "first", engine)
@@ -186,7 +166,7 @@ def test_gradients_of_many_magnitudes(engine):
     )
 
 
-@pytest.mark.parametrize("engine,ties", ENGINES_AND_TIES)
+@pytest.mark.parametrize("engine,ties", itertools.product(ENGINES, TIES))
 def test_gradients_that_are_not_finite(engine, ties):
     graph = Graph.from_edge_index(torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 2, 3, 4, 5]]), 3, 6).to(DEVICE)
     inf, nan = float("inf"), float("nan")
@@ -204,7 +184,7 @@ def test_gradients_that_are_not_finite(engine, ties):
 def test_nan_and_infinite_features(engine):
     graph = long_rows()
     moved = narrow(graph)
-    dtype = dtype_for(engine)
+    dtype = torch.float32
     for value in (float("nan"), float("inf"), -float("inf")):
         x, grad = features(graph, 32, dtype).detach(), gradients(graph, 32, dtype)
         x[::17] = value
@@ -220,7 +200,7 @@ def test_nan_and_infinite_features(engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_strided_gradients(engine):
     graph = long_rows()
-    dtype = dtype_for(engine)
+    dtype = torch.float32
     x = features(graph, 24, dtype).detach().to(DEVICE)
     wide = torch.randn(24, 26, device=DEVICE).to(dtype)
     for grad in (wide[:13, :24], wide[:, :13].t(), wide[:1, :24].expand(13, 24), wide[0, 0].expand(13, 24)):
@@ -232,7 +212,7 @@ def test_strided_gradients(engine):
 def test_captured_in_a_cuda_graph_without_a_sync(engine):
     graph = star(20_000)
     moved = narrow(graph)
-    dtype = dtype_for(engine)
+    dtype = torch.float32
     x, grad = features(graph, 40, dtype).detach().to(DEVICE), gradients(graph, 40, dtype).to(DEVICE)
     csr, csc = moved.csr_arrays(True), moved.csc_arrays(True)
     forward = torch.ops.edgeless.neighbor_reduce(x, csr, [], "max", 0.0, _arg_dtype(moved, "first"), "first")
@@ -260,14 +240,8 @@ def test_an_engine_that_the_inputs_do_not_allow_is_refused():
     graph = graph_of("square").to(DEVICE)
     for engine, width, dtype, ties in (
         ("gather", 5, torch.float32, "first"),
-        ("sorted", 5, torch.bfloat16, "first"),
-        ("sorted", 8, torch.bfloat16, "shared"),
-        ("sorted", 8, torch.float32, "first"),
-        ("masked_gather", 8, torch.float32, "shared"),
-        ("masked_gather", 8, torch.bfloat16, "first"),
+        ("gather", 8, torch.float64, "first"),
         ("shared_scatter", 8, torch.float64, "first"),
-        ("blocks", 8, torch.float32, "first"),
-        ("any", 8, torch.float32, "first"),
     ):
         x = torch.zeros(40, width, device=DEVICE, dtype=dtype)
         grad = torch.zeros(graph.num_dst, width, device=DEVICE, dtype=dtype)
@@ -292,8 +266,8 @@ def random_numbers(rows, width, dtype, seed=8):
 
 
 def assert_taken(graph, width, dtype):
-    """Equal to what the argument says, for every type of the argument, and the same bits again. Floats: picked."""
-    engine = "masked_gather" if dtype == torch.float32 else "sorted"
+    """Gathered, equal to what the argument says, for every type of the argument, and the same bits again."""
+    engine = "gather"
     x, grad = random_numbers(graph.num_src, width, dtype), random_numbers(graph.num_dst, width, dtype, seed=9)
     longest = int(graph.in_degrees().max())
     for arg in (torch.uint8, torch.int16, torch.int32):
@@ -305,11 +279,10 @@ def assert_taken(graph, width, dtype):
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-BINS = 1024  # that a row is sorted with at once
 ROWS = {
     "short rows": ([0, 1, 2, 3, 4, 5, 0, 0, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256] * 8, 90),
     "rows like most": ([20, 18, 0, 25, 19, 17] * 60, 300),
-    "rows around the bins": ([BINS - 1, 0, BINS, BINS + 1, 2 * BINS, 1, 2 * BINS + 1, 3500, 3], 400),
+    "long rows": ([1023, 0, 1024, 1025, 2048, 1, 2049, 3500, 3], 400),
     "a hub": ([2, 70_000, 0, 5, 200], 400),
 }
 
@@ -336,10 +309,3 @@ def test_rows_of_edges_without_ids(kind):
 def test_rows_of_a_source_with_most_edges(width, dtype):
     """Its pieces are kept by many blocks and merged."""
     assert_taken(rows_of([40] * 4000, 50, source=17), width, dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sorted_slices_that_memory_makes_narrow(dtype):
-    """Items of 512 columns would take more than the result and more than what is always allowed."""
-    for rows, num_src in ((36_000, 36_000), (80_000, 500)):
-        assert_taken(rows_of([0, 1, 2, 9] * (rows // 4), num_src), 512, dtype)

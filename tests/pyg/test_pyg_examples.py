@@ -1,10 +1,14 @@
 """The examples for PyTorch Geometric."""
 
+import importlib
 import importlib.util
+import re
 
 import example_scripts
 import pytest
 import torch.distributed as dist
+
+import edgeless
 
 needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 
@@ -26,6 +30,26 @@ def test_accelerate(tmp_path):
     printed = example_scripts.run("accelerate_model.py", tmp_path)
     assert "swapped 3, kept 0" in printed
     assert "GATv2Conv runs fused" in printed
+
+
+def test_own_messages(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+    printed = example_scripts.run("own_messages.py", tmp_path)
+    assert printed.count(" runs fused, generated.") == 8 == len(printed.splitlines())
+
+
+def test_the_page_of_own_messages_shows_what_explain_prints(monkeypatch):
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+    monkeypatch.syspath_prepend(str(example_scripts.EXAMPLES))
+    page = (example_scripts.EXAMPLES.parent / "docs" / "own-messages.md").read_text()
+    shown = re.findall(r"^`(\w+)`\..*?^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    layers = importlib.import_module("own_messages").calls(20, 90)
+    assert [name for name, _ in shown] == [type(layer).__name__ for layer, _ in layers]
+    for (name, steps), (layer, inputs) in zip(shown, layers, strict=True):
+        inputs[0].requires_grad_()
+        printed = str(edgeless.explain(layer, *inputs, plan=True))
+        forward = printed.partition("forward:")[2].partition("backward:")[0]
+        assert forward.split() == steps.split(), name
 
 
 @needs_gloo

@@ -82,7 +82,7 @@ struct SharedScatterArgs {
 struct GatherArgs {
   CompressedGraph graph;  // rows are the nodes of x
   FoldPlan plan;
-  int vectors = 0;  // vectors per row; in masked_gather_grad.cuh, lanes per row
+  int vectors = 0;  // vectors per row
   int width = 0;
   FoldRows grad;
   const void* arg = nullptr;
@@ -91,37 +91,8 @@ struct GatherArgs {
   FoldRows x, out;                     // read where ties share the gradient
   void* grad_x = nullptr;              // [rows, width]
   char* carry = nullptr;               // fix-up workspace for hubs: [2, slots, vectors]
-  const uint8_t* bytes = nullptr;      // [rows of grad, width] arguments as bytes, for masked_gather_grad.cuh
 };
 
 constexpr int kGatherBatch = 4;  // edges per batch in gather_grad.cuh
-constexpr int kMaskedPer = 16;   // elements per lane in masked_gather_grad.cuh
-constexpr int kPickBatch = 4;    // edges per batch there
-constexpr int kByteThreads = 256;
-
-// The gradient sorted by receiving edge and then gathered, one feature tile after the other, see sorted_grad.cuh. A
-// sub-warp has 2^plan.team_log2 lanes of kSortPer columns each.
-struct SortArgs {
-  CompressedGraph csr;    // CSR of the forward: rows are destinations
-  CompressedGraph graph;  // CSC: rows are the nodes of x
-  FoldPlan plan;          // plan for `graph`
-  int vectors = 0;        // lanes of a sub-warp
-  int width = 0;
-  int first = 0, columns = 0;  // columns of this feature tile
-  FoldRows grad;
-  const void* arg = nullptr;
-  int arg_size = 4;
-  int item_row = 0;            // items from row to row: at least `columns`, a multiple of eight
-  void* items = nullptr;       // [csr.num_rows, item_row]
-  uint32_t* places = nullptr;  // [E] by original edge id: index of the edge's first item in its row and, in the upper
-                               // 16 bits, the number of its items
-  void* grad_x = nullptr;      // [graph.num_rows, width]
-  char* carry = nullptr;       // fix-up workspace for hubs: [2, slots, vectors]
-};
-
-constexpr int kSortThreads = 128;
-constexpr int kSortPer = 16;
-constexpr int64_t kSortItemBytes = 4;
-constexpr int64_t kSortPieceBytes = kSortPer * sizeof(float);  // bytes per lane in the fix-up workspace
 
 }  // namespace edgeless::cuda::reduction

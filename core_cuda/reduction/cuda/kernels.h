@@ -13,14 +13,6 @@ void run_reduce(Storage storage, bool wide_index, bool shares, const ReduceArgs&
 void edge_positions(const CompressedGraph& graph, const Partition& part, int32_t* positions, const jit::Queue& queue);
 void gather_grad(Storage storage, bool shares, const GatherArgs& args, const jit::Queue& queue);
 
-// The gathered backward of float with ties "first", which reads arguments as bytes. argument_bytes converts arguments
-// of 2 or 4 bytes; count must be a multiple of 4.
-void argument_bytes(const void* arg, int arg_size, int64_t count, uint8_t* bytes, const jit::Queue& queue);
-void masked_gather_grad(const GatherArgs& args, const jit::Queue& queue);
-
-// The sorted backward of one feature tile, for 32-bit indices, 16-bit storage and ties "first".
-void sorted_grad(Storage storage, const SortArgs& args, const jit::Queue& queue);
-
 // The scattered backward: measure() once, then slice() for each feature tile in turn, then rest(), which adds gradients
 // that are not finite. The caller zeroes the sums before the first tile; slice() zeroes them after each but the last.
 void measure(Storage storage, const ScatterArgs& args, const jit::Queue& queue);

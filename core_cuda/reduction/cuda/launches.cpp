@@ -50,33 +50,6 @@ void gather_grad(Storage storage, bool shares, const GatherArgs& args, const jit
              kGatherArgs, args);
 }
 
-void argument_bytes(const void* arg, int arg_size, int64_t count, uint8_t* bytes, const jit::Queue& queue) {
-  const int64_t fours = count / 4;
-  const jit::Expression kernel(kMaskedHeader, "reduction::bytes_kernel", {argument_type(arg_size)});
-  jit::launch(queue, kernel, {(fours + kByteThreads - 1) / kByteThreads, kByteThreads}, arg, fours,
-              reinterpret_cast<uint32_t*>(bytes));
-}
-
-void masked_gather_grad(const GatherArgs& args, const jit::Queue& queue) {
-  jit::launch(queue, masked_gather_grad_expression(args.arg_size), fold_shape(args.plan), args);
-  merge_fold(queue, kMaskedHeader, {"reduction::MaskedGatherGradFold", {argument_type(args.arg_size), kPickBatch}},
-             false, kGatherArgs, args);
-}
-
-void sorted_grad(Storage storage, const SortArgs& args, const jit::Queue& queue) {
-  const jit::Type stored = type_of(storage);
-  const int lanes = 1 << args.plan.team_log2;
-  constexpr int kRows = kSortThreads / 32;
-  const jit::Expression sort(kSortedHeader, "reduction::sort_kernel",
-                             {stored, argument_type(args.arg_size), lanes * kSortPer});
-  jit::launch(queue, sort, {(args.csr.num_rows + kRows - 1) / kRows, kSortThreads}, args);
-  const jit::Expression take =
-      sorted_grad_expression(storage, args.plan.team_log2, args.graph.num_edges, args.csr.num_rows);
-  jit::launch(queue, take, {args.plan.part.num_ranges, kFoldThreads}, args);
-  merge_fold(queue, kSortedHeader, {"reduction::TakenSums", {stored, lanes}}, false,
-             {"edgeless::cuda::reduction::SortArgs"}, args);
-}
-
 void measure(Storage storage, const ScatterArgs& args, const jit::Queue& queue) {
   jit::clear(queue, args.largest, (args.width + int64_t{2}) * (storage == Storage::f64 ? 8 : 4));
   const int64_t across = (args.width + 31) / 32, down = (args.graph.num_rows + 63) / 64;

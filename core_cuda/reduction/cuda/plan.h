@@ -1,4 +1,4 @@
-// The choice among the five backward kernels of an extremum on CUDA (docs/design.md describes them). Pure functions of
+// The choice among the three backward kernels of an extremum on CUDA (docs/design.md describes them). Pure functions of
 // sizes; no CUDA and no torch.
 #pragma once
 
@@ -12,10 +12,9 @@
 
 namespace edgeless::cuda::reduction {
 
-// gather: every edge of the transpose reads the gradient. masked_gather: the same, but only where an argument matches.
-// sorted: the gradient is sorted by receiving edge, then gathered. shared_scatter: atomics into the shared memory of a
-// block or of a cluster of two. scatter: atomics into L2.
-enum class GradientEngine : uint8_t { gather, masked_gather, sorted, shared_scatter, scatter };
+// gather: every edge of the transpose reads the gradient. shared_scatter: atomics into the shared memory of a block or
+// of a cluster of two. scatter: atomics into L2.
+enum class GradientEngine : uint8_t { gather, shared_scatter, scatter };
 
 struct GradientProblem {
   Storage storage = Storage::f32;
@@ -35,10 +34,6 @@ struct GradientDevice {
 // Gathering needs the CSC and rows of whole vectors.
 constexpr bool can_gather(const GradientProblem& p) {
   return p.has_transpose && p.width % 8 == 0 && p.storage != Storage::f64 && !p.wide_index;
-}
-constexpr bool can_mask(const GradientProblem& p) { return can_gather(p) && !p.shares && p.storage == Storage::f32; }
-constexpr bool can_sort(const GradientProblem& p) {
-  return can_gather(p) && !p.shares && (p.storage == Storage::f16 || p.storage == Storage::bf16);
 }
 
 // The layout of sums in shared memory: a block, or a cluster of two, has a group of columns of all nodes.
@@ -72,10 +67,6 @@ struct GradientPlan {
 };
 
 inline GradientPlan plan_gradient(const GradientProblem& p, const GradientDevice& device) {
-  const bool few_fit = p.num_edges >= kSortDegree * p.num_rows;  // few elements match an edge
-  // One warp sorts a row, which is too slow for hubs: 32-bit arguments mean that rows may exceed 65,536 edges.
-  if (few_fit && p.arg_bytes <= 2 && can_sort(p)) return {GradientEngine::sorted, {}};
-  if (few_fit && p.width >= kMaskedWidth && can_mask(p)) return {GradientEngine::masked_gather, {}};
   if (can_gather(p)) return {GradientEngine::gather, {}};
   // Atomics across a cluster are slower than within a block: profitable only where ties share, which is slower in L2.
   for (int blocks_log2 = 0; blocks_log2 <= (p.shares ? 1 : 0); ++blocks_log2) {
@@ -90,8 +81,6 @@ inline GradientPlan plan_gradient(const GradientProblem& p, const GradientDevice
 inline std::optional<GradientPlan> plan_gradient_by(std::string_view name, const GradientProblem& p,
                                                     const GradientDevice& device) {
   if (name == "gather" && can_gather(p)) return GradientPlan{GradientEngine::gather, {}};
-  if (name == "masked_gather" && can_mask(p)) return GradientPlan{GradientEngine::masked_gather, {}};
-  if (name == "sorted" && can_sort(p)) return GradientPlan{GradientEngine::sorted, {}};
   if (name == "scatter") return GradientPlan{GradientEngine::scatter, {}};
   if (name == "shared_scatter" || name == "cluster_scatter") {
     const auto sums = plan_block_sums(p, device, name == "cluster_scatter");
@@ -100,33 +89,10 @@ inline std::optional<GradientPlan> plan_gradient_by(std::string_view name, const
   return {};
 }
 
-// The feature tiles of the sorted backward: log2 of the lanes of a sub-warp, and columns of a tile.
-struct SortedColumns {
-  int team_log2 = 3, columns = 0;
-};
-
-// Chooses the fewest feature tiles, of equal width, whose items fit in memory (tiles of 128 columns always do), and the
-// smallest of the kernels for 128, 256 and 512 columns that covers them.
-inline SortedColumns sort_columns(int64_t rows, int64_t width, int64_t result_bytes) {
-  SortedColumns found;
-  int64_t fewest = 0;
-  for (int log2 = 3; log2 <= 5; ++log2) {
-    const int64_t slices = (width - 1) / (kSortPer << log2) + 1;
-    const int64_t columns = ((width / 8 - 1) / slices + 1) * 8;
-    const int64_t bytes = rows * columns * kSortItemBytes;
-    if (log2 > 3 && (slices == fewest || bytes > std::max(result_bytes, kSortMemory))) continue;
-    fewest = slices;
-    found.team_log2 = log2, found.columns = static_cast<int>(columns);
-  }
-  return found;
-}
-
 // The name for plan_gradient_by() and explanations.
 inline const char* name_of(const GradientPlan& plan) {
   switch (plan.engine) {
     case GradientEngine::gather: return "gather";
-    case GradientEngine::masked_gather: return "masked_gather";
-    case GradientEngine::sorted: return "sorted";
     case GradientEngine::shared_scatter: return plan.sums.blocks_log2 ? "cluster_scatter" : "shared_scatter";
     default: return "scatter";
   }
