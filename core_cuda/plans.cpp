@@ -52,7 +52,6 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   add_name(found, cuda::expression_of(p.pass, p.score, p.storage, k));
   found["kernel"] = k.mma ? "tensor cores" : "vectors";
   found["options"] = modes[k.mode];
-  found["compiled"] = cuda::kernels_of(p.pass, p.score, p.storage).has(k);
   found["lanes"] = 1 << plan.layout.team_log2;
   found["vectors"] = k.vectors, found["vector_bytes"] = cuda::bytes_of_vector(p.storage);
   found["edges"] = k.edges;

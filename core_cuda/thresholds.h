@@ -90,7 +90,21 @@ constexpr int most_without_mma(Pass pass, Score score) {
   if (pass == Pass::forward) return score != Score::gatv2 ? 4 : 2;
   return score == Score::dot ? 8 : 4;
 }
+// And from which on the kernels of attention/cuda/mma.cuh have no registers left.
+constexpr int kMmaVectors = 16;
+constexpr bool use_mma(Pass pass, Score score, bool halves, int vectors) {
+  return halves && score != Score::gat && vectors <= kMmaVectors && vectors > most_without_mma(pass, score);
+}
+// Their edges per batch. vectors: per lane.
+constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
 
+// Edges per batch: four. Eight where rows of the graph are long and an edge gathers only one feature row, which leaves
+// registers for 16 or more warps. Two where rows are short and values are float32: there instructions take the time,
+// including those for batch entries beyond a row's end (0012).
+constexpr int many_edges(Pass pass, Score score) {
+  return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
+}
+constexpr int kFewEdges = 2;
 // Whether two edges per batch are profitable where rows of the graph are short, for float32 rows and for narrow rows of
 // any type (0012, 0041).
 constexpr bool few_edges_pay(Pass pass, Score score, bool narrow) {
@@ -108,20 +122,35 @@ constexpr bool narrow_teams_pay(Pass pass, Score score, int heads, bool short_ro
 // per SM give a row four lanes, each with an edge of its own; so do graphs of up to twice as many rows where the mean
 // degree is kLongRows or more (0041).
 constexpr int64_t kFewRows = 1024, kLongRows = 64;
+constexpr int kSpreadEdges = 4;
 // Whether a lane per edge is profitable: for vectors of 8 values only where an edge needs little work.
 constexpr bool spread_pays(Score score, Storage storage) {
   return storage == Storage::f32 || is_of_four(storage) || score == Score::gat;
 }
 
-// Vectors of a row that a lane holds, in kernels with options and in all float64 kernels. More vectors mean more loads
-// in flight, which is profitable where little is kept per edge; with the two gathered rows of most backwards they would
-// not stay in registers (0052).
+// Vectors of a row that a lane holds, in kernels with options and where loads_much() holds. More vectors mean more
+// loads in flight, which is profitable where little is kept per edge; with the two gathered rows of most backwards they
+// would not stay in registers (0052).
 constexpr bool keeps_little(Pass pass, Score score) {
   return score == Score::gat || (score == Score::cosine && pass == Pass::forward);
 }
 constexpr int vectors_of_lane(Pass pass, Score score, Storage storage, int vectors) {
   if (keeps_little(pass, score)) return vectors <= (storage == Storage::f64 ? 8 : 32) ? 1 : 4;
   return vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
+}
+// Whether kernels without options hold a row as those with options do: in float64, in wide 16-bit rows, and in a
+// float32 forward that keeps little per edge, where four vectors per lane and four edges per batch are faster than two
+// (0052).
+constexpr bool loads_much(Pass pass, Score score, Storage storage, int vectors) {
+  if (storage == Storage::f64) return true;
+  if (storage != Storage::f32) return vectors > 64;
+  return vectors > 32 && pass == Pass::forward && keeps_little(pass, score);
+}
+// Edges per batch where a lane holds several vectors. Where an edge gathers two rows, more than two edges of four
+// vectors (or, in a backward, of three 16-bit vectors) would not stay in registers.
+constexpr int wide_edges(Pass pass, Score score, Storage storage, int vectors) {
+  const bool many = vectors == 4 || (vectors == 3 && is_half(storage) && pass != Pass::forward);
+  return many && !keeps_little(pass, score) ? kFewEdges : 4;
 }
 
 // Whether three vectors per lane fill lanes better (0053). With powers of two alone, a row of 2^n + 1 vectors leaves

@@ -27,10 +27,15 @@ def attention_plan(device="h200", **given):
     return _C.attention_plan(**{**sizes, **options, **shape, **on, **given})
 
 
+def bytes_of_row(score, dtype, key, value):
+    widest = value if score == "gat" else key if _C.values_are_keys(score) else max(key, value)
+    return widest * getattr(torch, dtype).itemsize
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("score", _C.SCORES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_kernel_that_is_picked_has_been_compiled(device, score, dtype):
+def test_a_kernel_holds_the_row_and_has_the_options_of_the_call(device, score, dtype):
     widest = {"float32": 512, "float64": 256}.get(dtype, 1024)
     widths = [0, 1, 4, 8, 12, 16, 32, 33, 64, 65, 96, 128, 129, 136, 256, 257, 640, widest - 1, widest]
     for pass_, key, value, degree, heads in itertools.product(PASSES, widths, widths, (1, 5, 40), (1, 8)):
@@ -43,7 +48,11 @@ def test_every_kernel_that_is_picked_has_been_compiled(device, score, dtype):
                 device, pass_=pass_, score=score, dtype=dtype, key_dim=key, value_dim=value, num_edges=1000 * degree,
                 heads=heads, options=options, edge_dim=edge_dim, wide_index=wide,
             )  # fmt: skip
-            assert plan["compiled"], (pass_, key, value, heads, options, edge_dim, wide, plan)
+            found = (pass_, key, value, heads, options, edge_dim, wide, plan)
+            held = plan["lanes"] * plan["vectors"] * plan["vector_bytes"]
+            assert held >= bytes_of_row(score, dtype, key, value), found
+            assert plan["options"].startswith("edge term" if edge_dim else "options" if options else "plain"), found
+            assert plan["heads_per_slice"] * plan["lanes"] <= 128 and plan["edges"] in (2, 4, 8), found
 
 
 @pytest.mark.parametrize("score", _C.SCORES)
@@ -54,7 +63,6 @@ def test_few_rows_of_one_vector_have_an_edge_for_each_lane(score, pass_):
     def team(rows, degree, **given):
         sizes = {"num_rows": rows, "num_edges": rows * degree, "num_gathered": rows, "max_degree": degree}
         plan = attention_plan(score=score, pass_=pass_, **{"key_dim": 4, "value_dim": 4, **sizes, **given})
-        assert plan["compiled"]
         return plan["lanes"], plan["edges_of_lane"]
 
     assert team(50_000, 11) == team(200_000, 64) == team(50_000, 11, dtype="bfloat16") == (4, 1)
@@ -71,7 +79,6 @@ def test_heads_of_up_to_four_16_bit_numbers_are_read_by_8_bytes(score, dtype):
 
     def read(key, value, **given):
         plan = attention_plan(score=score, dtype=dtype, key_dim=key, value_dim=value, heads=8, **given)
-        assert plan["compiled"]
         return plan["vector_bytes"], plan["lanes"]
 
     assert {read(key, value, pass_=pass_) for key in (3, 4) for value in (1, 4) for pass_ in PASSES} == {(8, 1)}
@@ -89,7 +96,6 @@ def test_what_a_lane_has_of_a_row_stays_in_registers(score, pass_):
 
     def lane(dtype, width, **given):
         plan = attention_plan(score=score, pass_=pass_, dtype=dtype, key_dim=width, value_dim=width, **given)
-        assert plan["compiled"]
         return plan["vectors"], plan["edges"]
 
     doubles = [lane("float64", width) for width in (16, 64, 128, 256)]
@@ -110,7 +116,6 @@ def test_rows_that_would_leave_lanes_idle_have_three_vectors_a_lane(score, pass_
     def lane(dtype, width, degree=10, **given):
         sizes = {"key_dim": width, "value_dim": width, "num_edges": 1000 * degree}
         plan = attention_plan(score=score, pass_=pass_, dtype=dtype, **sizes, **given)
-        assert plan["compiled"]
         return plan["lanes"], plan["vectors"], plan["edges"]
 
     two_rows = pass_ != "forward" and score != "gat"
@@ -125,7 +130,8 @@ def test_rows_that_would_leave_lanes_idle_have_three_vectors_a_lane(score, pass_
     assert lane("float32", 72, degree=5) == (8, 3, 4)
     assert lane("float32", 72, degree=2)[1] == 1  # rows of the graph are short: fewer edges a batch
     assert {lane("float32", width, options=options)[1] for width in (32, 60, 128) for options in (False, True)} == {1}
-    assert lane("float32", 40, wide_index=True)[1] == 4
+    for index, width in itertools.product((False, True), (40, 72, 160)):  # ids of 64 bits change nothing
+        assert lane("float32", width, wide_index=index, options=True) == lane("float32", width, options=True)
     if score == "gatv2":
         assert lane("float32", 40, options=True, edge_dim=8)[1] == 1
 
@@ -165,7 +171,7 @@ def test_narrow_heads_have_narrow_teams_with_options_too(dtype, dim, lanes):
     def team(heads, **given):
         sizes = {"num_rows": 10**6, "num_edges": 10**7, "num_gathered": 10**6, "key_dim": dim, "value_dim": dim}
         plan = attention_plan(**{**sizes, "dtype": dtype, "heads": heads, "options": True, **given})
-        assert plan["compiled"] and plan["kernel"] != "tensor cores"
+        assert plan["kernel"] != "tensor cores"
         return plan["lanes"], plan["edges"]
 
     for score, pass_ in itertools.product(_C.SCORES, PASSES):
@@ -176,6 +182,27 @@ def test_narrow_heads_have_narrow_teams_with_options_too(dtype, dim, lanes):
     assert team(1, pass_="by_dst") == team(1, score="gatv2") == (lanes, 4)
 
 
+@pytest.mark.parametrize("score", _C.SCORES)
+@pytest.mark.parametrize("pass_", PASSES)
+def test_ids_of_64_bits_and_doubles_have_kernels_of_their_own_shape(score, pass_):
+    """Not one kernel with all options and four vectors a lane for every row."""
+
+    def kernel(width, dtype="float32", **given):
+        shape = {"key_dim": width, "value_dim": width, "heads": 8, "dtype": dtype, **given}
+        plan = attention_plan(score=score, pass_=pass_, num_edges=40_000, **shape)
+        return plan["kernel"], plan["options"], plan["lanes"], plan["vectors"], plan["edges"]
+
+    for width, options in itertools.product((4, 8, 16, 32, 128, 256, 512), (False, True)):
+        assert kernel(width, options=options, wide_index=True) == kernel(width, options=options)
+    kinds = [kernel(width, dtype="bfloat16", wide_index=True) for width in (4, 16, 64, 128)]
+    assert {kind for kind, *_ in kinds} == {"vectors"}  # the tensor cores' kernels have ids of 32 bits
+    assert [lanes for _, _, lanes, *_ in kinds] == [1, 2, 8, 16]
+    for options in (False, True):
+        doubles = [kernel(width, dtype="float64", options=options) for width in (2, 4, 8)]
+        assert [lanes for _, _, lanes, *_ in doubles] == [1, 2, 4]
+        assert {kind for _, kind, *_ in doubles} == {"options" if options else "plain"}
+
+
 @pytest.mark.parametrize("pass_", PASSES)
 def test_terms_of_narrow_heads_are_made_in_tiles(pass_):
     """Of 16-bit numbers, where several heads walk an edge together and there are a few features."""
@@ -183,13 +210,12 @@ def test_terms_of_narrow_heads_are_made_in_tiles(pass_):
     def options(heads=4, dim=16, edge_dim=8, dtype="bfloat16", **given):
         shape = {"heads": heads, "key_dim": dim, "value_dim": dim, "edge_dim": edge_dim, "dtype": dtype}
         plan = attention_plan(score="gatv2", pass_=pass_, options=True, **shape, **given)
-        assert plan["compiled"]
         return plan["options"]
 
     tiles = [options(), options(dtype="float16"), options(8, 4), options(32, 4), options(16, 8), options(2, 16)]
     assert set(tiles) == {"edge term in tiles"}
     lanes = [options(dtype="float32"), options(1), options(1, 8), options(3), options(dim=64), options(edge_dim=3)]
-    assert set(lanes + [options(wide_index=True)]) == {"edge term"}
+    assert set(lanes) == {"edge term"} and options(wide_index=True) == "edge term in tiles"
 
 
 def test_a_slice_fits_the_l2_of_the_device():

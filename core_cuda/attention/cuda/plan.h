@@ -1,12 +1,14 @@
-// Decisions of the launcher: which kernel of the table, how many lanes per row, how the graph is partitioned. Pure
-// functions of sizes, so that results depend on nothing else. No CUDA and no torch.
+// Decisions of the launcher: which kernel, how many lanes per row, how the graph is partitioned. Pure functions of
+// sizes, so that results depend on nothing else. No CUDA and no torch.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "../../common/partition.h"
-#include "kernel_table.h"
+#include "../../common/storage.h"
+#include "../../thresholds.h"
+#include "kernel.h"
 
 namespace edgeless::cuda {
 
@@ -27,6 +29,9 @@ struct Problem {
   int64_t num_rows = 0, num_edges = 0, num_gathered = 0;  // num_gathered: rows of the gathered side
   int64_t max_degree = -1;                                // of a row; -1: unknown
 };
+
+// Vectors of the widest row that has kernels.
+constexpr int most_vectors(Storage storage) { return is_of_four(storage) ? 1 : 4 * 32; }
 
 // Values per vector, bytes per vector, and bytes per value of the opmath dtype.
 constexpr int vector_numbers(Storage storage) { return storage == Storage::f64 ? 2 : is_half(storage) ? 8 : 4; }
@@ -100,55 +105,58 @@ inline int vectors_of_row(const Problem& problem) {
   return std::max(problem.score == Score::gat ? 0 : problem.key_vectors, problem.value_vectors);
 }
 
-// Returns a kernel of kernels_of(); one with 0 vectors where no kernel holds a row this wide.
+// How the kernels of mma.cuh hold a row of `vectors` vectors.
+constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode) {
+  const bool line = vectors > 4 && pass == Pass::by_src;  // one instruction reads a line of 128 bytes
+  Kernel kernel{false, true, false, 1, vectors > 8 || line ? 8 : 4, 0, mode};
+  if (vectors > kernel.lanes) kernel.vectors = 2;
+  kernel.edges = mma_edges(pass, kernel.vectors);
+  return kernel;
+}
+
+// Returns the kernel of a pass; one with 0 vectors where no kernel holds a row this wide.
 inline Kernel choose_kernel(const Problem& problem, const Device& device) {
-  const int keys = problem.score == Score::gat ? 0 : problem.key_vectors;
-  const int vectors = vectors_of_row(problem);
-  const Mode all = problem.score == Score::gatv2 ? kEdgeTerm : kOptions;
-  const Mode mode = problem.edge_term ? kEdgeTerm : problem.options ? kOptions : kPlain;
+  const Pass pass = problem.pass;
+  const Score score = problem.score;
+  const Storage storage = problem.storage;
+  const int keys = score == Score::gat ? 0 : problem.key_vectors, vectors = vectors_of_row(problem);
   const bool short_rows = problem.num_edges < kFewEdgesARow * problem.num_rows;
   const bool long_rows = problem.num_edges >= kManyEdgesARow * problem.num_rows;
   const int64_t few = device.multiprocessors * kFewRows * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1);
   const bool few_rows = problem.heads == 1 && vectors <= 1 && problem.num_rows <= few;  // too few for one lane per row
   Kernel kernel;
-  const auto edges = [&] { return wide_edges(problem.pass, problem.score, problem.storage, kernel.vectors); };
-  if (vectors > most_vectors(problem.storage)) return kernel;
+  if (vectors > most_vectors(storage)) return kernel;
   kernel.wide_index = problem.wide_index;
-  kernel.mode = mode;
-  if (problem.wide_index || problem.storage == Storage::f64) {
-    kernel.vectors = problem.wide_index ? std::min(4, most_vectors(problem.storage))
-                                        : vectors_of_lane(problem.pass, problem.score, problem.storage, vectors);
-    kernel.mode = all, kernel.edges = edges();
-    if (most_vectors(problem.storage) == 1) kernel.lanes = 1;
-  } else if (use_mma(problem.pass, problem.score, problem.storage, mode, vectors)) {
-    kernel = mma_kernel(problem.pass, vectors, mode, false);
+  kernel.mode = problem.edge_term ? kEdgeTerm : problem.options ? kOptions : kPlain;
+  const bool plain = kernel.mode == kPlain;
+  if (!problem.wide_index && use_mma(pass, score, is_half(storage) && !problem.edge_term, vectors)) {
+    kernel = mma_kernel(pass, vectors, kernel.mode);
     const int whole = kernel.vectors * kernel.lanes;
-    kernel.whole = mode == kPlain && problem.value_vectors == whole && (keys == 0 || keys == whole);
-  } else if (has_three(problem.pass, problem.score, problem.storage, mode, vectors, short_rows, long_rows)) {
-    kernel.vectors = 3, kernel.edges = edges();
-  } else if (mode != kPlain || !has_plain(problem.pass, problem.score, problem.storage, vectors)) {
-    kernel.vectors = vectors_of_lane(problem.pass, problem.score, problem.storage, vectors);
-    if (kernel.vectors == 4) kernel.mode = all;
-    kernel.edges = edges();
-    if (kernel.mode == kPlain) kernel.mode = kOptions;
-    if (is_narrow(vectors) && narrow_teams_pay(problem.pass, problem.score, problem.heads, short_rows, few_rows)) {
-      kernel.lanes = vectors;
-    }
-    if (kernel.mode == kOptions && kernel.vectors == 1 && vectors > 4 && long_rows) {
-      kernel.edges = many_edges(problem.pass, problem.score);
-    }
-  } else {
+    kernel.whole = problem.value_vectors == whole && (keys == 0 || keys == whole);
+  } else if (storage != Storage::f64 && !problem.edge_term && three_fill_better(vectors) &&
+             three_vectors_pay(pass, score, is_half(storage), !plain, vectors, short_rows, long_rows)) {
+    kernel.vectors = 3, kernel.edges = wide_edges(pass, score, storage, 3);
+  } else if (plain && !loads_much(pass, score, storage, vectors)) {
     kernel.vectors = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
     kernel.lanes = 1;
     while (kernel.vectors * kernel.lanes < vectors) kernel.lanes *= 2;
     const bool narrow = is_narrow(kernel.lanes), one_of_several = kernel.vectors == 1 && kernel.lanes > 4;  // batches
-    const bool has_few = narrow || (one_of_several && problem.storage == Storage::f32);
-    if (few_rows && spread_pays(problem.score, problem.storage)) {
+    const bool has_few = narrow || (one_of_several && storage == Storage::f32);
+    if (few_rows && spread_pays(score, storage)) {
       kernel.lanes = kernel.edges = kSpreadEdges, kernel.spread = true;
     } else if (one_of_several && long_rows) {
-      kernel.edges = many_edges(problem.pass, problem.score);
-    } else if (kernel.vectors == 4 || (has_few && short_rows && few_edges_pay(problem.pass, problem.score, narrow))) {
+      kernel.edges = many_edges(pass, score);
+    } else if (kernel.vectors == 4 || (has_few && short_rows && few_edges_pay(pass, score, narrow))) {
       kernel.edges = kFewEdges;
+    }
+  } else {
+    kernel.vectors = vectors_of_lane(pass, score, storage, vectors);
+    kernel.edges = wide_edges(pass, score, storage, kernel.vectors);
+    if (is_narrow(vectors) && narrow_teams_pay(pass, score, problem.heads, short_rows, few_rows)) {
+      kernel.lanes = vectors;
+    }
+    if (kernel.mode == kOptions && storage != Storage::f64 && kernel.vectors == 1 && vectors > 4 && long_rows) {
+      kernel.edges = many_edges(pass, score);
     }
   }
   return kernel;
@@ -243,8 +251,8 @@ inline void choose_partition(const Problem& problem, const Device& device, int b
 inline bool terms_in_tiles(const Problem& problem, const Plan& plan) {
   const int heads = plan.layout.heads_per_slice, lanes = heads << plan.layout.team_log2;
   const bool sixteen_bits = is_half(problem.storage) || is_of_four(problem.storage);
-  return sixteen_bits && plan.kernel.mode == kEdgeTerm && !plan.kernel.wide_index && is_narrow(plan.kernel.lanes) &&
-         (heads & (heads - 1)) == 0 && lanes >= kLeastTermLanes && problem.edge_dim >= kLeastTermFeatures;
+  return sixteen_bits && plan.kernel.mode == kEdgeTerm && is_narrow(plan.kernel.lanes) && (heads & (heads - 1)) == 0 &&
+         lanes >= kLeastTermLanes && problem.edge_dim >= kLeastTermFeatures;
 }
 
 inline Plan make_plan(const Problem& problem, const Device& device) {

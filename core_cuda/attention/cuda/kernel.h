@@ -1,0 +1,28 @@
+// The template arguments of an attention kernel. No CUDA and no torch.
+#pragma once
+
+namespace edgeless::cuda {
+
+// Options that a kernel supports: none; all but gatv2's edge term; that as well, computed by each lane or in tiles
+// (edge_term.cuh).
+enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2, kEdgeTiles = 3 };
+constexpr bool has_edge_term(int mode) { return mode >= kEdgeTerm; }
+
+// Lanes of the widest narrow sub-warp. Narrow sub-warps have as many lanes as a row has vectors.
+constexpr int kNarrowLanes = 2;
+constexpr bool is_narrow(int lanes) { return lanes > 0 && lanes <= kNarrowLanes; }
+
+struct Kernel {
+  bool wide_index = false;  // int64 ids
+  bool mma = false;         // tensor cores (mma.cuh)
+  bool whole = false;       // mma: every lane has all its vectors
+  int vectors = 0;          // per lane, of 16 bytes; 0: no kernel holds a row this wide
+  int lanes = 0;            // per sub-warp, a power of two up to 32; 0: any from 4 on
+  int edges = 4;            // per batch
+  Mode mode = kPlain;
+  bool spread = false;  // every lane takes an edge of its own
+
+  constexpr int edges_of_lane() const { return spread ? 1 : edges; }  // whose rows a lane reads per batch
+};
+
+}  // namespace edgeless::cuda
