@@ -76,6 +76,8 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
   if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
   return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
 }
+// The most of these where values or ids have 64 bits, which take the registers of further blocks.
+constexpr int most_long_blocks(Pass pass, Score score) { return score == Score::gat && pass != Pass::by_src ? 5 : 4; }
 // Target occupancy of the kernels of attention/cuda/mma.cuh. lanes: per sub-warp; vectors: per lane.
 constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vectors) {
   if (pass == Pass::forward) return vectors == 1 ? 5 : 4;

@@ -439,7 +439,7 @@ __device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I
 }
 
 template <class Fn, class S, class I, int kVecs, class Team, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::by_dst, kMode, kVecs))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass::by_dst, kMode, kVecs))
     by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kVecs * kVec<S>;

@@ -76,7 +76,7 @@ template <class Fn>
 constexpr bool settles_forward = Fn::kScore != Score::dot;
 
 template <class Fn, class S, class I, int kVecs, class Team, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::forward, kMode, kVecs))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass::forward, kMode, kVecs))
     forward_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV, kBytes = sizeof(Raw<S>);

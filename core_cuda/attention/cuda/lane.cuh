@@ -8,11 +8,13 @@
 namespace edgeless::cuda {
 
 // Target occupancy of a kernel in blocks per SM.
-template <class Fn, class S, class Team>
+template <class Fn, class S, class I, class Team>
 constexpr int min_blocks(Pass pass, int mode, int vectors) {
   constexpr int kNumbers = kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
-  return min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers, Team::kRows * Team::kTurns,
-                    Team::kNarrow, has_edge_term(mode));
+  const int blocks = min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers,
+                                Team::kRows * Team::kTurns, Team::kNarrow, has_edge_term(mode));
+  const int most = most_long_blocks(pass, Fn::kScore);
+  return sizeof(I) + sizeof(Arithmetic<S>) > 8 && blocks > most ? most : blocks;
 }
 
 // Byte offsets of a lane's vectors: its vector v is vector v * width + lane of the row. Lanes beyond the row's end read

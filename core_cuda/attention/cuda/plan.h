@@ -211,8 +211,10 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
   const bool plain = kernel.mode == kPlain;
   if (kernel.mma) return mma_blocks(problem.pass, problem.score, plain, kernel.lanes, kernel.vectors);
   const int numbers = kernel.vectors * vector_numbers(problem.storage) * arithmetic_bytes(problem.storage) / 4;
-  return min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges_of_lane(),
-                    is_narrow(kernel.lanes), has_edge_term(kernel.mode));
+  const int blocks = min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges_of_lane(),
+                                is_narrow(kernel.lanes), has_edge_term(kernel.mode));
+  const bool wide = kernel.wide_index || problem.storage == Storage::f64;
+  return wide ? std::min(blocks, most_long_blocks(problem.pass, problem.score)) : blocks;
 }
 
 // Partitions the graph. A quota of 1024 units hides a block's start; smaller graphs get smaller quotas, to fill the
