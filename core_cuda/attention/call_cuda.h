@@ -163,9 +163,8 @@ class Call {
                                                                 args.given, args.grad_weights, args.proj}) {
       problem.edge_arrays += array != nullptr;
     }
-    args.has_edge_arrays =
-        problem.edge_arrays > 0 || args.logits_out || args.ds_out || args.weights_out || args.grad_scale;
-    problem.options = args.has_dropout || args.has_edge_arrays || problem.edge_term;
+    problem.arrays = problem.edge_arrays > 0 || args.logits_out || args.ds_out || args.weights_out || args.grad_scale;
+    problem.dropout = args.has_dropout;
     args.carry_size = carry_size(problem);
     const Plan plan = make_plan(problem, device_);
     TORCH_CHECK_VALUE(plan.kernel.vectors > 0, "edgeless: a head of attention may take up to ",

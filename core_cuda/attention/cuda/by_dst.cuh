@@ -128,8 +128,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   if constexpr (kKeys) keys.hold();
   if constexpr (kValues) values.hold();
   const InverseNorms<A, Fn::kInverseNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
-  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
-  const bool has_grad = kMode == kPlain || args.grad_out;
+  const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
+  const bool has_grad = !has_arrays(kMode) || args.grad_out;
 
   A att[kPer], own[kPer], grad[kPer], acc[kPer];
   A own_scalar = 0;        // of the row: gat's scalar; gatv2: the lane's part of <att, x>
@@ -261,7 +261,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  EdgeOptions<Fn, S, Team, I, false, has_edge_term(kMode)> options(args, place, walk, window.slot);
+  EdgeOptions<Fn, S, Team, I, false, kMode> options(args, place, walk, window.slot);
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
@@ -283,13 +283,13 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       other_over[t] = norms.other(window.index[t]);
     }
     ahead.ask(keys.at[0], keys.stride);
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       options.ask(args, window, walk, place.head);
     } else {
       window.advance(walk);
     }
     ahead.advance(walk);
-    if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
+    if constexpr (kMode > kPlain) options.draw(args, seed, place.head, window.slot);
     if (__any_sync(kFullWarp, fresh)) take_rows();
     if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
 
@@ -337,7 +337,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         s = own_scalar + source_scalar[turn];
       }
       A ds, derivative = 1;
-      if constexpr (kMode >= kOptions) {
+      if constexpr (kMode > kPlain) {
         const auto edge = options.of(args, turn, window.slot, place.head, valid);
         s += edge.logit_term;
         if constexpr (Fn::kScalar) {
@@ -346,14 +346,14 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         }
         const A p = power_of_two(s - shift);
         dp += edge.value_term;
-        if (args.grad_scale && valid) args.grad_scale[edge.at] = p * edge.keep * dp;
-        if (args.weights_out && valid) {
+        if (has_arrays(kMode) && args.grad_scale && valid) args.grad_scale[edge.at] = p * edge.keep * dp;
+        if (has_arrays(kMode) && args.weights_out && valid) {
           args.weights_out[edge.at] = p * edge.keep * (args.weights_scaled ? edge.scale : A(1));
         }
         dp *= edge.scale;
-        if (args.grad_weights && valid) dp += args.grad_weights[edge.at];
+        if (has_arrays(kMode) && args.grad_weights && valid) dp += args.grad_weights[edge.at];
         ds = valid ? p * (edge.keep * dp - delta) : A(0);
-        if (args.ds_out && valid) {
+        if (has_arrays(kMode) && args.ds_out && valid) {
           const int64_t position = walk.edge - window.count + turn * kEdges + window.slot;
           const bool in_order = has_edge_term(kMode) && args.ds_in_order;
           args.ds_out[in_order ? position * args.heads + place.head : edge.at] = ds * derivative;

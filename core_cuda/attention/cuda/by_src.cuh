@@ -102,8 +102,8 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   grads.hold();
   const InverseNorms<A, Fn::kInverseNorms> norms(args, args.src_over_norm, args.dst_over_norm, place.head);
   const StatPointer<Fn, S> stats(args, place.head);
-  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
-  const bool has_grad = kMode == kPlain || args.grad_out;
+  const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
+  const bool has_grad = !has_arrays(kMode) || args.grad_out;
 
   A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
   A own_scalar = 0;  // of the row: gat's scalar; gatv2: the lane's part of <att, x>
@@ -197,7 +197,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   };
 
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  EdgeOptions<Fn, S, Team, I, false, has_edge_term(kMode)> options(args, place, walk, window.slot);
+  EdgeOptions<Fn, S, Team, I, false, kMode> options(args, place, walk, window.slot);
   auto take = [&] {  // whole warp
     window.begin(walk);
     Raw<S> key_raw[kTurns][kRows][kVecs], grad_raw[kTurns][kRows][kVecs];
@@ -215,12 +215,12 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       other_over[t] = norms.other(window.index[t]);
       target_scalar[t] = !kKeys && args.dst ? load_scalar<A>(args.dst, window.index[t], place.head) : A(0);
     }
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       options.ask(args, window, walk, place.head);
     } else {
       window.advance(walk);
     }
-    if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
+    if constexpr (kMode > kPlain) options.draw(args, seed, place.head, window.slot);
     if (fresh) take_row();
     if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
 
@@ -271,13 +271,13 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
         dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
       }
       A derivative = 1, factor = 1;
-      if constexpr (kMode >= kOptions) {
+      if constexpr (kMode > kPlain) {
         const auto edge = options.of(args, turn, window.slot, place.head, valid);
         s += edge.logit_term;
         dp += edge.value_term;
         factor = edge.keep * edge.scale;
         dp *= factor;
-        if (args.grad_weights && valid) dp += edge.keep * args.grad_weights[edge.at];
+        if (has_arrays(kMode) && args.grad_weights && valid) dp += edge.keep * args.grad_weights[edge.at];
       }
       if constexpr (Fn::kScalar) {
         derivative = GatScore::derivative(s, args.coefficient);

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
   if constexpr (kKeys) keys.hold();
   if constexpr (kValues) values.hold();
   const InverseNorms<A, Fn::kInverseNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
-  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
+  const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
 
   A att[kPer], own[kPer], acc[kPer];
   A m = kLowest<A>, l = 0;         // l: the lane's part until the row ends
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
   };
 
   auto close_row = [&] {
-    l = kMode >= kOptions && args.given ? A(1) : batch_sum<kEdges>(l, place.mask());
-    if (kMode >= kOptions && args.given) m = 0;
+    l = has_arrays(kMode) && args.given ? A(1) : batch_sum<kEdges>(l, place.mask());
+    if (has_arrays(kMode) && args.given) m = 0;
     Team::sum_lanes(acc, place.mask());
   };
   auto clear = [&] {
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
   auto leave = [&] { pieces.leave(place, acc, m, l); };
   auto add = [&](int team, int thread) {
     pieces.add_to(acc, m, l, team, thread);
-    if (kMode >= kOptions && args.given) l = 1;
+    if (has_arrays(kMode) && args.given) l = 1;
   };
   auto emit = [&](I row, bool lead, bool complete) {
     emit_forward<S, kVecs>(args, shares, place, row, lead, complete, acc, m, l);
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
 
   if (walk.pending) ask_row(walk.row);
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  EdgeOptions<Fn, S, Team, I, true, has_edge_term(kMode)> options(args, place, walk, window.slot);
+  EdgeOptions<Fn, S, Team, I, true, kMode> options(args, place, walk, window.slot);
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
@@ -183,13 +183,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
       other_over[t] = norms.other(window.index[t]);
     }
     ahead.ask(keys.at[0], keys.stride);
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       options.ask(args, window, walk, place.head);
     } else {
       window.advance(walk);
     }
     ahead.advance(walk);
-    if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
+    if constexpr (kMode > kPlain) options.draw(args, seed, place.head, window.slot);
     if (kKeys && fresh) take_row();
     if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
 
@@ -225,17 +225,17 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
         s = own_scalar + source_scalar[turn];
       }
       A factor = 1;
-      if constexpr (kMode >= kOptions) {
+      if constexpr (kMode > kPlain) {
         const auto edge = options.of(args, turn, window.slot, place.head, valid);
         factor = edge.keep * edge.scale;
         s += edge.logit_term;
         if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
         // logits_out may alias logit_term: the barrier lets the other lanes that own this edge read their term first.
-        if (args.logits_out) {
+        if (has_arrays(kMode) && args.logits_out) {
           __syncwarp();
           if (valid) args.logits_out[edge.at] = s * A(kLn2);
         }
-        if (args.given) factor = valid ? args.given[edge.at] : A(0), s = 0;
+        if (has_arrays(kMode) && args.given) factor = valid ? args.given[edge.at] : A(0), s = 0;
       } else if constexpr (Fn::kScalar) {
         s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
       }
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
       l += p;
       A w[kRows];
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) w[u] = Team::from_owner(kMode >= kOptions ? p * factor : p, u);
+      for (int u = 0; u < kRows; ++u) w[u] = Team::from_owner(kMode > kPlain ? p * factor : p, u);
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
 #pragma unroll

@@ -3,9 +3,10 @@
 
 namespace edgeless::cuda {
 
-// Options that a kernel supports: none; all but gatv2's edge term; that as well, computed by each lane or in tiles
-// (edge_term.cuh).
-enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2, kEdgeTiles = 3 };
+// Options of the call that a kernel is compiled for: none, dropout, per-edge arrays, both. With gatv2's edge term,
+// computed by each lane or in tiles (edge_term.cuh), there are arrays, and dropout is looked up.
+enum Mode : int { kPlain = 0, kDropout = 1, kArrays = 2, kOptions = 3, kEdgeTerm = 4, kEdgeTiles = 5 };
+constexpr bool has_arrays(int mode) { return mode >= kArrays; }
 constexpr bool has_edge_term(int mode) { return mode >= kEdgeTerm; }
 
 // Lanes of the widest narrow sub-warp. Narrow sub-warps have as many lanes as a row has vectors.

@@ -20,7 +20,8 @@ struct Problem {
   Score score = Score::dot;
   Storage storage = Storage::f32;
   bool wide_index = false;
-  bool options = false;    // any input beyond the plain ones
+  bool dropout = false;
+  bool arrays = false;     // per-edge arrays are read or written
   bool edge_term = false;  // gatv2 with edge features
   int edge_dim = 0;        // features per edge
   int edge_arrays = 0;     // per-edge arrays that are read: logit and value terms, weights, gatv2's features
@@ -105,6 +106,12 @@ inline int vectors_of_row(const Problem& problem) {
   return std::max(problem.score == Score::gat ? 0 : problem.key_vectors, problem.value_vectors);
 }
 
+inline Mode mode_of(const Problem& problem) {
+  if (problem.edge_term) return kEdgeTerm;
+  if (problem.arrays) return problem.dropout ? kOptions : kArrays;
+  return problem.dropout ? kDropout : kPlain;
+}
+
 // How the kernels of mma.cuh hold a row of `vectors` vectors.
 constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode) {
   const bool line = vectors > 4 && pass == Pass::by_src;  // one instruction reads a line of 128 bytes
@@ -127,7 +134,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   Kernel kernel;
   if (vectors > most_vectors(storage)) return kernel;
   kernel.wide_index = problem.wide_index;
-  kernel.mode = problem.edge_term ? kEdgeTerm : problem.options ? kOptions : kPlain;
+  kernel.mode = mode_of(problem);
   const bool plain = kernel.mode == kPlain;
   if (!problem.wide_index && use_mma(pass, score, is_half(storage) && !problem.edge_term, vectors)) {
     kernel = mma_kernel(pass, vectors, kernel.mode);
@@ -155,7 +162,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     if (is_narrow(vectors) && narrow_teams_pay(pass, score, problem.heads, short_rows, few_rows)) {
       kernel.lanes = vectors;
     }
-    if (kernel.mode == kOptions && storage != Storage::f64 && kernel.vectors == 1 && vectors > 4 && long_rows) {
+    if (!plain && !problem.edge_term && storage != Storage::f64 && kernel.vectors == 1 && vectors > 4 && long_rows) {
       kernel.edges = many_edges(pass, score);
     }
   }

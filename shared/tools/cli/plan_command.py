@@ -58,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(DEVICES)}, cuda (this machine's) or cpu (default: h200, cpu for a suite of CPU threads)",
     )
     parser.add_argument("--engine", choices=ENGINES, default="auto", help="of sums (default: auto)")
-    parser.add_argument("--options", action="store_true", help="with dropout or returned attention")
+    parser.add_argument("--dropout", action="store_true", help="with dropout of attention")
+    parser.add_argument("--arrays", action="store_true", help="with edge weights or returned attention")
     parser.add_argument("--inference", action="store_true", help="of a layer: without its backward")
     parser.add_argument("--max-degree", type=int, default=-1, help="edges of the longest row, where it is known")
 
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     for name, sizes in graphs_of(args, suite):
         for op in ops:
             for dtype in args.dtype or suite.get("dtype") or ["fp32"]:
-                steps = steps_of(op, DTYPES[dtype], sizes, device, args.options, args.max_degree, args.engine)
+                options = {"dropout": args.dropout, "arrays": args.arrays, "max_degree": args.max_degree}
+                steps = steps_of(op, DTYPES[dtype], sizes, device, engine=args.engine, **options)
                 print(f"{op} {dtype}, {name} ({sizes.num_dst:,} nodes, {sizes.num_edges:,} edges), {device.name}")
                 print("  " + table(steps).replace("\n", "\n  "))
     return 0
@@ -151,7 +153,8 @@ def steps_of(
     dtype: torch.dtype,
     sizes: _Sizes,
     device: Device,
-    options: bool = False,
+    dropout: bool = False,
+    arrays: bool = False,
     max_degree: int = -1,
     engine: str = "auto",
 ) -> list[Step]:
@@ -169,7 +172,7 @@ def steps_of(
         score = _SCORES[kind]
         return attention_steps(
             score, dtype, heads, 1 if score == "gat" else width, width, passes=("forward", "by_dst", "by_src"),
-            max_degrees=[] if max_degree < 0 else [max_degree, max_degree], options=options, **given,
+            max_degrees=[] if max_degree < 0 else [max_degree, max_degree], dropout=dropout, arrays=arrays, **given,
         )  # fmt: skip
     if kind.startswith("spmm"):
         weight = 4 if kind == "spmm_both" else 0
