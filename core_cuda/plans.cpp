@@ -38,7 +38,12 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   p.pass = pass_named(pass), p.score = parse_score("plan", score);
   if (p.score == Score::gat) key_dim = 0;
   if (values_are_keys(p.score)) value_dim = key_dim;
-  p.storage = cuda::storage_of_rows(storage_named(dtype), key_dim, value_dim);
+  const bool by_src = p.pass == cuda::Pass::by_src;
+  const int64_t bytes =
+      heads * (key_dim + (values_are_keys(p.score) ? 0 : value_dim)) * cuda::size_of(storage_named(dtype));
+  const bool fives = cuda::takes_fives(num_edges, by_src ? num_gathered : num_rows, by_src ? num_rows : num_gathered,
+                                       bytes, edge_dim > 0, l2_bytes);
+  p.storage = cuda::storage_of_rows(storage_named(dtype), key_dim, value_dim, fives);
   p.wide_index = wide_index, p.dropout = dropout, p.arrays = arrays, p.edge_arrays = edge_arrays;
   p.edge_term = edge_dim > 0, p.edge_dim = edge_dim;
   p.heads = static_cast<int>(heads);
@@ -53,7 +58,7 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   add_name(found, cuda::expression_of(p.pass, p.score, p.storage, k));
   found["kernel"] = k.mma ? "tensor cores" : "vectors";
   found["options"] = modes[k.mode];
-  found["lanes"] = 1 << plan.layout.team_log2;
+  found["lanes"] = cuda::lanes_of(plan);
   found["vectors"] = k.vectors, found["vector_bytes"] = cuda::bytes_of_vector(p.storage);
   found["edges"] = k.edges;
   found["edges_of_lane"] = k.edges_of_lane();

@@ -155,6 +155,30 @@ constexpr int wide_edges(Pass pass, Score score, Storage storage, int vectors) {
   return many && !keeps_little(pass, score) ? kFewEdges : 4;
 }
 
+// Whether rows of 5 or 10 vectors are held by sub-warps of 5 or 10 lanes, of which a warp has 6 and 3: by lanes that
+// are a power of two it has 4 and 2 (0072). Rows of 5 vectors of 8 bytes always are. Not in a float32 forward of gatv2
+// with one head, where three vectors per lane are faster, nor in float32 backwards of gat over very long rows, which
+// profit more from batches of eight edges; not instead of tensor cores in a forward whose tiles of heads they fill.
+constexpr bool fives_pay(Pass pass, Score score, Storage storage, int heads, int vectors, bool very_long_rows) {
+  if (storage == Storage::f64 || (vectors != 5 && vectors != 10)) return false;
+  const bool forward = pass == Pass::forward;
+  if (is_of_four(storage)) return vectors == 5;
+  if (storage == Storage::f32) {
+    if (vectors == 10 && score == Score::gatv2 && forward) return heads > 1;
+    return vectors == 5 || score != Score::gat || forward || !very_long_rows;
+  }
+  if (vectors != 5 || score == Score::cosine) return false;
+  if (score == Score::gat || !forward) return true;
+  return score == Score::dot ? heads > 1 : heads > 1 && heads % 2;
+}
+// Whether five lanes with two vectors each hold 10 vectors in a forward: more loads in flight, except where rows are so
+// long that gathers take the time.
+constexpr bool two_of_ten_pay(Score score, Storage storage, int vectors, bool very_long_rows) {
+  return vectors == 10 && storage == Storage::f32 && (score == Score::gatv2 || !very_long_rows);
+}
+// Most vectors per node of a head tile of theirs, where L2 holds them.
+constexpr int kVectorsOfFives = 40;
+
 // Whether three vectors per lane fill lanes better (0053). With powers of two alone, a row of 2^n + 1 vectors leaves
 // almost half of the lanes' vectors empty; with three per lane at most a third are empty, in the rows for which this
 // holds.

@@ -52,7 +52,7 @@ def test_a_kernel_holds_the_row_and_has_the_options_of_the_call(device, score, d
             held = plan["lanes"] * plan["vectors"] * plan["vector_bytes"]
             assert held >= bytes_of_row(score, dtype, key, value), found
             assert plan["options"].startswith("edge term" if edge_dim else "edge arrays" if options else "plain"), found
-            assert plan["heads_per_slice"] * plan["lanes"] <= 128 and plan["edges"] in (2, 4, 8), found
+            assert plan["heads_per_slice"] * plan["lanes"] <= 128 and plan["edges"] in (2, 4, 5, 8), found
 
 
 @pytest.mark.parametrize("score", _C.SCORES)
@@ -111,7 +111,7 @@ def test_what_a_lane_has_of_a_row_stays_in_registers(score, pass_):
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("score", _C.SCORES)
 def test_rows_that_would_leave_lanes_idle_have_three_vectors_a_lane(score, pass_):
-    """10 vectors by 4 lanes, not 16; 40 by 16; 80 of 16-bit numbers by 32, where 4 would not stay in registers."""
+    """11 vectors by 4 lanes, not 16; 40 by 16; 80 of 16-bit numbers by 32, where 4 would not stay in registers."""
 
     def lane(dtype, width, degree=10, **given):
         sizes = {"key_dim": width, "value_dim": width, "num_edges": 1000 * degree}
@@ -124,16 +124,62 @@ def test_rows_that_would_leave_lanes_idle_have_three_vectors_a_lane(score, pass_
             assert lane(dtype, 640, arrays=options) == (32, 3, 2 if two_rows else 4)
             assert lane(dtype, 80, arrays=options)[1] < 3  # the tensor cores', or bound by what it gathers
         assert (lane(dtype, 160, arrays=True) == (8, 3, 4)) == (not two_rows)
-    assert (lane("float32", 40, arrays=True) == (4, 3, 4)) == (score == "gatv2" or two_rows)
+    assert (lane("float32", 44, arrays=True) == (4, 3, 4)) == (score == "gatv2" or two_rows)
     assert (lane("float32", 72) == (8, 3, 4)) == (score == "gatv2" or pass_ != "forward")
     assert (lane("float32", 160, arrays=True) == (16, 3, 4)) == (score == "gatv2" or pass_ != "forward")
     assert lane("float32", 72, degree=5) == (8, 3, 4)
     assert lane("float32", 72, degree=2)[1] == 1  # rows of the graph are short: fewer edges a batch
     assert {lane("float32", width, arrays=options)[1] for width in (32, 60, 128) for options in (False, True)} == {1}
-    for index, width in itertools.product((False, True), (40, 72, 160)):  # ids of 64 bits change nothing
+    for index, width in itertools.product((False, True), (44, 72, 160)):  # ids of 64 bits change nothing
         assert lane("float32", width, wide_index=index, arrays=True) == lane("float32", width, arrays=True)
     if score == "gatv2":
-        assert lane("float32", 40, arrays=True, edge_dim=8)[1] == 1
+        assert lane("float32", 44, arrays=True, edge_dim=8)[1] == 1
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("score", _C.SCORES)
+def test_rows_of_5_and_10_vectors_have_sub_warps_of_as_many_lanes(score, pass_):
+    """A warp has six or three of them, and four or two with lanes that are a power of two."""
+
+    def lane(dtype, width, degree=15, heads=8, **given):
+        sizes = {"key_dim": width, "value_dim": width, "num_edges": 1000 * degree, "heads": heads}
+        plan = attention_plan(score=score, pass_=pass_, dtype=dtype, **{**sizes, **given})
+        return plan["lanes"], plan["vectors"], plan["vector_bytes"], plan["edges"]
+
+    for dtype, size in (("float32", 16), ("bfloat16", 8), ("float16", 8)):
+        assert lane(dtype, 20) == lane(dtype, 17, dropout=True) == lane(dtype, 20, heads=1) == (5, 1, size, 5)
+        assert lane(dtype, 20, wide_index=True) == lane(dtype, 20, arrays=True) == (5, 1, size, 5)
+        assert lane(dtype, 20, degree=2)[0] in (4, 8)  # in short rows two edges a batch are faster
+    assert lane("float32", 12)[0] == 4 and lane("float32", 24)[0] == 8  # three and six lanes were no faster
+    ten = (5, 2, 16, 5) if pass_ == "forward" else (10, 1, 16, 5)
+    assert lane("float32", 40) == ten
+    if score != "gatv2":
+        assert lane("float32", 40, heads=1) == ten
+    if pass_ == "forward":
+        assert lane("float32", 40, degree=80) == (ten if score == "gatv2" else (10, 1, 16, 5))
+        assert (lane("bfloat16", 40, heads=3)[0] == 5) == (score != "cosine")
+    elif score == "gat":
+        assert lane("float32", 40, degree=80) == (16, 1, 16, 8)
+    if score != "cosine" and (score == "gat" or pass_ != "forward"):
+        assert lane("bfloat16", 40) == (5, 1, 16, 5)
+    assert lane("float64", 10)[0] == 8
+    if score == "gatv2":
+        assert lane("float32", 20, arrays=True, edge_dim=4)[0] == 8
+        assert lane("bfloat16", 20, arrays=True, edge_dim=4)[:3] == (4, 1, 16)
+
+
+def test_16_bit_rows_of_half_vectors_are_copied_where_l2_does_not_hold_them():
+    sizes = {"score": "gatv2", "dtype": "bfloat16", "heads": 8, "key_dim": 20, "value_dim": 20}
+    rows = {"num_rows": 150_000, "num_edges": 2_000_000}
+    assert attention_plan(**sizes, **rows, num_gathered=150_000)["vector_bytes"] == 8
+    assert attention_plan(**sizes, **rows, num_gathered=200_000)["vector_bytes"] == 16
+
+
+def test_sub_warps_of_five_lanes_have_wide_head_tiles():
+    """As many heads as the L2 holds, up to 40 vectors a node: 640 bytes of float32."""
+    sizes = {"score": "gatv2", "heads": 8, "key_dim": 20, "value_dim": 20, "num_edges": 550_000}
+    assert attention_plan(**sizes, num_rows=50_000, num_gathered=50_000)["slices"] == 1
+    assert attention_plan(**sizes, num_rows=50_000, num_gathered=200_000)["heads_per_slice"] == 2
 
 
 @pytest.mark.parametrize("dtype,width", [("float32", 513), ("bfloat16", 1025), ("float64", 257)])

@@ -82,7 +82,7 @@ struct AttShares {
     for (int k = 0; k < kPer; ++k) total[k] = at[k][threadIdx.x];
     for (int chain = 1; chain < place.chains; ++chain) {
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) total[k] += at[k][threadIdx.x + chain * place.chain_distance * place.width()];
+      for (int k = 0; k < kPer; ++k) total[k] += at[k][place.thread_ahead(chain * place.chain_distance)];
     }
     const int64_t width = args.key_vectors * kVec<S>;
     A* to = args.grad_att + (static_cast<int64_t>(blockIdx.x) * args.heads + place.head) * width;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue, kSumsDs = Fn::kAtt || Fn::kInverseNorms;
 
-  const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
+  const typename Team::Place place(args.layout, args.heads);
   if constexpr (!kAgain) {
     if (kMakesExact<S> && threadIdx.x == 0) large = false;
     divide_range(args.graph, args.part, place, shares);
@@ -192,10 +192,10 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         }
       }
     }
-    dot = team_sum(dot, place.row_width(), kFullWarp);
+    dot = place.sum_of_row(dot, kFullWarp);
     A constant = 0;
     if constexpr (Fn::kAtt && (!has_edge_term(kMode) || kMakesExact<S>)) {
-      constant = team_sum(own_scalar, place.row_width(), kFullWarp);
+      constant = place.sum_of_row(own_scalar, kFullWarp);
     }
     if (fresh) {
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
@@ -245,7 +245,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   };
 
   auto sum_edges = [&] {
-    if constexpr (Fn::kScalar || kSumsDs) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
+    if constexpr (Fn::kScalar || kSumsDs) acc_scalar = Team::batch_sum(place, acc_scalar);
     if constexpr (kKeys) Team::sum_lanes(acc, place.mask());
   };
   auto close_row = [&] {
@@ -260,9 +260,9 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   auto leave = [&] { pieces.leave(place, acc, acc_scalar); };
   auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
-  EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
+  EdgeWindow<I, Team> window(args.graph, walk, place);
   EdgeOptions<Fn, S, Team, I, false, kMode> options(args, place, walk, window.slot);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4 && kBytes == 16;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
   auto take = [&] {  // whole warp
@@ -329,9 +329,9 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
           logit[u] = sum.sum(args.coefficient);
         }
       }
-      A s, dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
+      A s, dp = Team::sum_of_own_edge(place, product);
       if constexpr (kKeys) {
-        const A sum = sum_of_own_edge<kRows>(logit, place.row_lane(), place.row_width());
+        const A sum = Team::sum_of_own_edge(place, logit);
         s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
       } else {
         s = own_scalar + source_scalar[turn];
@@ -372,7 +372,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         if constexpr (kSumsDs) acc_scalar += ds;
         A d[kRows];
 #pragma unroll
-        for (int u = 0; u < kRows; ++u) d[u] = Team::from_owner(norms.of_edge(ds, other_over[turn], valid), u);
+        for (int u = 0; u < kRows; ++u) d[u] = Team::from_owner(place, norms.of_edge(ds, other_over[turn], valid), u);
 #pragma unroll
         for (int u = 0; u < kRows; ++u) {
 #pragma unroll

@@ -87,7 +87,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar;
 
-  const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
+  const typename Team::Place place(args.layout, args.heads);
   if constexpr (!kAgain) {
     if (kMakesExact<S> && threadIdx.x == 0) marked = false;
     divide_range(args.graph, args.part, place, shares);
@@ -173,7 +173,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   };
 
   auto sum_edges = [&] {
-    if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
+    if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = Team::batch_sum(place, acc_scalar);
     if constexpr (kKeys) Team::sum_lanes(key_acc, place.mask());
     Team::sum_lanes(value_acc, place.mask());
   };
@@ -196,7 +196,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     emit_source<Fn, S, kVecs>(args, shares, place, row, lead, complete, key_acc, value_acc, acc_scalar);
   };
 
-  EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
+  EdgeWindow<I, Team> window(args.graph, walk, place);
   EdgeOptions<Fn, S, Team, I, false, kMode> options(args, place, walk, window.slot);
   auto take = [&] {  // whole warp
     window.begin(walk);
@@ -265,10 +265,10 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
         if constexpr (Fn::kScalar) {
           s = own_scalar + target_scalar[turn];
         } else {
-          const A sum = sum_of_own_edge<kRows>(logit, place.row_lane(), place.row_width());
+          const A sum = Team::sum_of_own_edge(place, logit);
           s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
         }
-        dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
+        dp = Team::sum_of_own_edge(place, product);
       }
       A derivative = 1, factor = 1;
       if constexpr (kMode > kPlain) {
@@ -289,8 +289,8 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       A w[kRows], d[kRows];
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
-        w[u] = Team::from_owner(weight, u);
-        if constexpr (!Fn::kScalar) d[u] = Team::from_owner(norms.of_edge(ds, other_over[turn], valid), u);
+        w[u] = Team::from_owner(place, weight, u);
+        if constexpr (!Fn::kScalar) d[u] = Team::from_owner(place, norms.of_edge(ds, other_over[turn], valid), u);
       }
       if constexpr (Fn::kScalar) acc_scalar = fma(ds, derivative, acc_scalar);
       if constexpr (Fn::kAtt) acc_scalar += ds;

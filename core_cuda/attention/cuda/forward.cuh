@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
   __shared__ BlockShares<I> shares;
   __shared__ ForwardPieces<A, kPer> pieces;
 
-  const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
+  const typename Team::Place place(args.layout, args.heads);
   divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
   };
 
   auto close_row = [&] {
-    l = has_arrays(kMode) && args.given ? A(1) : batch_sum<kEdges>(l, place.mask());
+    l = has_arrays(kMode) && args.given ? A(1) : Team::batch_sum(place, l);
     if (has_arrays(kMode) && args.given) m = 0;
     Team::sum_lanes(acc, place.mask());
   };
@@ -166,9 +166,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
   };
 
   if (walk.pending) ask_row(walk.row);
-  EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
+  EdgeWindow<I, Team> window(args.graph, walk, place);
   EdgeOptions<Fn, S, Team, I, true, kMode> options(args, place, walk, window.slot);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4 && kBytes == 16;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
   auto take = [&] {  // whole warp
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
           for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
           partial[u] = sum.sum(args.coefficient);
         }
-        const A sum = sum_of_own_edge<kRows>(partial, place.row_lane(), place.row_width());
+        const A sum = Team::sum_of_own_edge(place, partial);
         s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
       } else {
         s = own_scalar + source_scalar[turn];
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
 
       // Softmax. An idle sub-warp continues with an edge of its last row and weight 0.
       if (__any_sync(kFullWarp, s > m)) {
-        const A top = max(m, batch_max<kEdges>(s));
+        const A top = max(m, Team::batch_max(place, s));
         const A shrink = top > m ? power_of_two(m - top) : A(1);
         m = top;
         l *= shrink;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass
       l += p;
       A w[kRows];
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) w[u] = Team::from_owner(kMode > kPlain ? p * factor : p, u);
+      for (int u = 0; u < kRows; ++u) w[u] = Team::from_owner(place, kMode > kPlain ? p * factor : p, u);
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
 #pragma unroll

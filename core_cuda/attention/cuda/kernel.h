@@ -13,12 +13,15 @@ constexpr bool has_edge_term(int mode) { return mode >= kEdgeTerm; }
 constexpr int kNarrowLanes = 2;
 constexpr bool is_narrow(int lanes) { return lanes > 0 && lanes <= kNarrowLanes; }
 
+// Whether sub-warps have one or two groups of five lanes (TeamOfFives in common/warp.cuh) and batches of five edges.
+constexpr bool has_fives(int lanes) { return lanes == 5 || lanes == 10; }
+
 struct Kernel {
   bool wide_index = false;  // int64 ids
   bool mma = false;         // tensor cores (mma.cuh)
   bool whole = false;       // mma: every lane has all its vectors
   int vectors = 0;          // per lane, of 16 bytes; 0: no kernel holds a row this wide
-  int lanes = 0;            // per sub-warp, a power of two up to 32; 0: any from 4 on
+  int lanes = 0;            // per sub-warp, a power of two up to 32 or has_fives(); 0: any power of two from 4 on
   int edges = 4;            // per batch
   Mode mode = kPlain;
   bool spread = false;  // every lane takes an edge of its own

@@ -166,15 +166,18 @@ __device__ __forceinline__ int64_t edge_id(const CompressedGraph& graph, I posit
 // The current batch: up to kEdges edges of one row in each of kTurns rounds. Indices are prefetched one batch ahead,
 // one by each lane that owns an edge. Entries beyond the batch's end repeat one of its edges, so that no row reads data
 // of another row's edges.
-template <class I, int kEdges, int kTurns>
+template <class I, class Team>
 struct EdgeWindow {
+  static constexpr int kEdges = Team::kEdges, kTurns = Team::kTurns;
+  using Place = typename Team::Place;
+  const Place& place;
   const I* indices;
   int slot;         // edge of a round that this lane owns
   I index[kTurns];  // the gathered end of that edge
   int count;        // edges of the batch, 0 for an idle sub-warp
 
-  __device__ EdgeWindow(const CompressedGraph& graph, const Walk<I>& walk)
-      : indices(held(static_cast<const I*>(graph.indices))), slot(held(static_cast<int>(threadIdx.x % kEdges))) {
+  __device__ EdgeWindow(const CompressedGraph& graph, const Walk<I>& walk, const Place& place)
+      : place(place), indices(held(static_cast<const I*>(graph.indices))), slot(held(Team::slot(place))) {
     const int64_t last = graph.num_edges - 1;
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
@@ -224,7 +227,7 @@ struct EdgeWindow {
       const int last = max(count_of(t), 1) - 1;
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
-        const I j = from_owner<kEdges>(owned, min(kRows == kEdges ? u : slot, last));
+        const I j = Team::from_any_owner(place, owned, min(kRows == kEdges ? u : slot, last));
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) raw[t][u][v] = load_shared_row<R>(rows.row(v, j));
       }

@@ -32,7 +32,7 @@ struct Problem {
 };
 
 // Vectors of the widest row that has kernels.
-constexpr int most_vectors(Storage storage) { return is_of_four(storage) ? 1 : 4 * 32; }
+constexpr int kMostVectors = 4 * 32;
 
 // Values per vector, bytes per vector, and bytes per value of the opmath dtype.
 constexpr int vector_numbers(Storage storage) { return storage == Storage::f64 ? 2 : is_half(storage) ? 8 : 4; }
@@ -40,10 +40,18 @@ constexpr int bytes_of_vector(Storage storage) { return is_of_four(storage) ? 8 
 constexpr int arithmetic_bytes(Storage storage) { return storage == Storage::f64 ? 8 : 4; }
 
 // The storage type by which rows are read. Heads of up to four 16-bit values, which would fill half a vector, have
-// types of their own. key_dim: 0 for gat.
-constexpr Storage storage_of_rows(Storage numbers, int64_t key_dim, int64_t value_dim) {
-  if (!is_half(numbers) || key_dim > 4 || value_dim > 4) return numbers;
+// types of their own; with `fives` (see takes_fives()) also those of 17 to 20, for a lane each. key_dim: 0 for gat.
+constexpr Storage storage_of_rows(Storage numbers, int64_t key_dim, int64_t value_dim, bool fives) {
+  const int64_t fours = (std::max(key_dim, value_dim) + 3) / 4;
+  if (!is_half(numbers) || (fours > 1 && (fours != 5 || !fives))) return numbers;
   return numbers == Storage::f16 ? Storage::f16x4 : Storage::bf16x4;
+}
+
+// Whether rows of 16-bit values may be read for sub-warps of fives (0072). That is decided for both directions of the
+// graph, by that of the destinations. gathered_bytes: of all heads of a node's rows, as they are given.
+constexpr bool takes_fives(int64_t num_edges, int64_t num_dst, int64_t num_src, int64_t gathered_bytes, bool edge_term,
+                           int64_t l2_bytes) {
+  return !edge_term && num_edges >= kFewEdgesARow * num_dst && num_src * gathered_bytes <= l2_bytes;
 }
 
 // Values per head of a hub's segment in the fix-up workspace.
@@ -129,14 +137,18 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const int keys = score == Score::gat ? 0 : problem.key_vectors, vectors = vectors_of_row(problem);
   const bool short_rows = problem.num_edges < kFewEdgesARow * problem.num_rows;
   const bool long_rows = problem.num_edges >= kManyEdgesARow * problem.num_rows;
-  const int64_t few = device.multiprocessors * kFewRows * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1);
+  const bool very_long_rows = problem.num_edges >= kLongRows * problem.num_rows;
+  const int64_t few = device.multiprocessors * kFewRows * (very_long_rows ? 2 : 1);
   const bool few_rows = problem.heads == 1 && vectors <= 1 && problem.num_rows <= few;  // too few for one lane per row
   Kernel kernel;
-  if (vectors > most_vectors(storage)) return kernel;
+  if (vectors > kMostVectors) return kernel;
   kernel.wide_index = problem.wide_index;
   kernel.mode = mode_of(problem);
   const bool plain = kernel.mode == kPlain;
-  if (!problem.wide_index && use_mma(pass, score, is_half(storage) && !problem.edge_term, vectors)) {
+  if (!short_rows && !problem.edge_term && fives_pay(pass, score, storage, problem.heads, vectors, very_long_rows)) {
+    kernel.vectors = pass == Pass::forward && two_of_ten_pay(score, storage, vectors, very_long_rows) ? 2 : 1;
+    kernel.lanes = vectors / kernel.vectors, kernel.edges = 5;
+  } else if (!problem.wide_index && use_mma(pass, score, is_half(storage) && !problem.edge_term, vectors)) {
     kernel = mma_kernel(pass, vectors, kernel.mode);
     const int whole = kernel.vectors * kernel.lanes;
     kernel.whole = problem.value_vectors == whole && (keys == 0 || keys == whole);
@@ -176,6 +188,12 @@ inline int choose_team_log2(const Kernel& kernel, int vectors) {
   return log2;
 }
 
+// Lanes of a sub-warp, and the sub-warps of a block.
+inline int lanes_of(const Plan& plan) {
+  return has_fives(plan.kernel.lanes) ? plan.kernel.lanes : 1 << plan.layout.team_log2;
+}
+inline int teams_of(const Plan& plan) { return kBlockThreads / 32 * (32 / lanes_of(plan)); }
+
 // Key and value vectors per head that an edge gathers.
 inline int keys_gathered(const Problem& problem) { return problem.score != Score::gat ? problem.key_vectors : 0; }
 inline int values_gathered(const Problem& problem) {
@@ -187,10 +205,11 @@ inline int64_t gathered_of_head(const Problem& problem) {
   return bytes_of_vector(problem.storage) * problem.num_gathered * vectors;
 }
 
-// Heads per head tile: as many as gather no more than L2 holds, where that leaves enough lanes for a row; else 256
-// bytes per node, or more where per-edge arrays are read.
-inline void choose_slice(const Problem& problem, const Device& device, bool mma, Layout& layout) {
-  const int teams = kBlockThreads >> layout.team_log2;
+// Heads per head tile: as many as gather no more than L2 holds, where that leaves enough lanes for a row; else 16
+// vectors per node, or more where per-edge arrays are read and in sub-warps of fives.
+inline void choose_slice(const Problem& problem, const Device& device, Plan& plan) {
+  const int teams = teams_of(plan);
+  const bool mma = plan.kernel.mma;
   const int keys = keys_gathered(problem), values = values_gathered(problem);
   const int vector = bytes_of_vector(problem.storage);
   const int64_t head = gathered_of_head(problem), fits = device.l2_bytes * kAttentionL2Percent / 100;
@@ -199,7 +218,8 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   const int64_t array = 4 * problem.num_edges * problem.heads;
   const bool fits_too = problem.pass == Pass::forward && problem.storage == Storage::f32 && array <= device.l2_bytes;
   const int wanted = fits_too ? 0 : vectors_of_slice(problem.edge_arrays);
-  int64_t most = std::max(16, wanted) / vectors, least = 1;
+  const int usual = has_fives(plan.kernel.lanes) ? kVectorsOfFives : 16;
+  int64_t most = std::max(usual, wanted) / vectors, least = 1;
   while (least * vectors < std::max(wanted, least_vectors_of_slice(problem.pass, problem.score))) least *= 2;
   if (head * most > fits && head * least <= device.l2_bytes) most = std::max(fits / head, std::min(least, most));
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // mma: a warp has one head
@@ -209,7 +229,7 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
     const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
     const double bytes = double(vector) * heads * (keys + values);
     const double worth = double(busy) / teams * problem.heads / (slices * heads) * bytes / (bytes + kBesideRows);
-    if (worth >= best * kGainOfAHead) best = worth, layout.heads_per_slice = heads;
+    if (worth >= best * kGainOfAHead) best = worth, plan.layout.heads_per_slice = heads;
   }
 }
 
@@ -231,7 +251,7 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
 inline void choose_partition(const Problem& problem, const Device& device, int blocks_at_once, bool one_turn,
                              Plan& plan) {
   const int heads = plan.layout.heads_per_slice, slices = (problem.heads + heads - 1) / heads;
-  const int64_t chains = (kBlockThreads >> plan.layout.team_log2) / heads;
+  const int64_t chains = teams_of(plan) / heads;
   const int64_t units = problem.num_edges + kRowUnits * problem.num_rows;
   const int64_t wanted_blocks = device.multiprocessors * kBlocksOfAProcessor;
   int64_t share = std::clamp<int64_t>(units * slices / (chains * wanted_blocks), kLeastShare, kMostShare);
@@ -269,7 +289,7 @@ inline Plan make_plan(const Problem& problem, const Device& device) {
   plan.kernel = choose_kernel(problem, device);
   if (plan.kernel.vectors) {
     plan.layout.team_log2 = choose_team_log2(plan.kernel, vectors_of_row(problem));
-    choose_slice(problem, device, plan.kernel.mma, plan.layout);
+    choose_slice(problem, device, plan);
     if (terms_in_tiles(problem, plan)) plan.kernel.mode = kEdgeTiles;
     // A single wave was slower where per-edge arrays are read (0056).
     choose_partition(problem, device, resident_blocks(problem, plan.kernel), problem.edge_arrays == 0, plan);
