@@ -29,14 +29,19 @@ int vectors_of(int64_t numbers, Storage storage) {
 
 py::dict attention_plan(const std::string& pass, const std::string& score, const std::string& dtype, int64_t heads,
                         int64_t key_dim, int64_t value_dim, int64_t num_rows, int64_t num_edges, int64_t num_gathered,
-                        int64_t max_degree, bool options, int edge_dim, int edge_arrays, bool wide_index,
+                        int64_t max_degree, bool dropout, bool arrays, int edge_dim, int edge_arrays, bool wide_index,
                         int multiprocessors, int64_t l2_bytes) {
   cuda::Problem p;
   p.pass = pass_named(pass), p.score = parse_score("plan", score);
   if (p.score == Score::gat) key_dim = 0;
   if (values_are_keys(p.score)) value_dim = key_dim;
-  p.storage = cuda::storage_of_rows(storage_named(dtype), key_dim, value_dim);
-  p.wide_index = wide_index, p.options = options || edge_dim > 0, p.edge_arrays = edge_arrays;
+  const bool by_src = p.pass == cuda::Pass::by_src;
+  const int64_t bytes =
+      heads * (key_dim + (values_are_keys(p.score) ? 0 : value_dim)) * cuda::size_of(storage_named(dtype));
+  const bool fives = cuda::takes_fives(num_edges, by_src ? num_gathered : num_rows, by_src ? num_rows : num_gathered,
+                                       bytes, edge_dim > 0, l2_bytes);
+  p.storage = cuda::storage_of_rows(storage_named(dtype), key_dim, value_dim, fives);
+  p.wide_index = wide_index, p.dropout = dropout, p.arrays = arrays, p.edge_arrays = edge_arrays;
   p.edge_term = edge_dim > 0, p.edge_dim = edge_dim;
   p.heads = static_cast<int>(heads);
   p.key_vectors = vectors_of(key_dim, p.storage), p.value_vectors = vectors_of(value_dim, p.storage);
@@ -45,12 +50,12 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   py::dict found;
   if (!plan.kernel.vectors) return found;
   const cuda::Kernel& k = plan.kernel;
-  static const char* const modes[] = {"plain", "options", "edge term", "edge term in tiles"};
+  static const char* const modes[] = {"plain",     "dropout",           "edge arrays", "dropout and edge arrays",
+                                      "edge term", "edge term in tiles"};
   add_name(found, cuda::expression_of(p.pass, p.score, p.storage, k));
   found["kernel"] = k.mma ? "tensor cores" : "vectors";
   found["options"] = modes[k.mode];
-  found["compiled"] = cuda::kernels_of(p.pass, p.score, p.storage).has(k);
-  found["lanes"] = 1 << plan.layout.team_log2;
+  found["lanes"] = cuda::lanes_of(plan);
   found["vectors"] = k.vectors, found["vector_bytes"] = cuda::bytes_of_vector(p.storage);
   found["edges"] = k.edges;
   found["edges_of_lane"] = k.edges_of_lane();
@@ -99,8 +104,8 @@ void define_plans(py::module_& m) {
   define_kernel_plans(m);
   m.def("attention_plan", &attention_plan, py::kw_only(), py::arg("pass_"), py::arg("score"), py::arg("dtype"),
         py::arg("heads"), py::arg("key_dim"), py::arg("value_dim"), py::arg("num_rows"), py::arg("num_edges"),
-        py::arg("num_gathered"), py::arg("max_degree"), py::arg("options"), py::arg("edge_dim"), py::arg("edge_arrays"),
-        py::arg("wide_index"), py::arg("multiprocessors"), py::arg("l2_bytes"));
+        py::arg("num_gathered"), py::arg("max_degree"), py::arg("dropout"), py::arg("arrays"), py::arg("edge_dim"),
+        py::arg("edge_arrays"), py::arg("wide_index"), py::arg("multiprocessors"), py::arg("l2_bytes"));
   m.def("fold_plan", &fold_plan, py::kw_only(), py::arg("vectors"), py::arg("vector_bytes"), py::arg("num_rows"),
         py::arg("num_edges"), py::arg("num_gathered"), py::arg("max_degree"), py::arg("carry_bytes"),
         py::arg("carry_budget"), py::arg("narrow_teams"), py::arg("number_bytes"), py::arg("weighed"),

@@ -76,6 +76,8 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
   if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
   return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
 }
+// The most of these where values or ids have 64 bits, which take the registers of further blocks.
+constexpr int most_long_blocks(Pass pass, Score score) { return score == Score::gat && pass != Pass::by_src ? 5 : 4; }
 // Target occupancy of the kernels of attention/cuda/mma.cuh. lanes: per sub-warp; vectors: per lane.
 constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vectors) {
   if (pass == Pass::forward) return vectors == 1 ? 5 : 4;
@@ -90,7 +92,21 @@ constexpr int most_without_mma(Pass pass, Score score) {
   if (pass == Pass::forward) return score != Score::gatv2 ? 4 : 2;
   return score == Score::dot ? 8 : 4;
 }
+// And from which on the kernels of attention/cuda/mma.cuh have no registers left.
+constexpr int kMmaVectors = 16;
+constexpr bool use_mma(Pass pass, Score score, bool halves, int vectors) {
+  return halves && score != Score::gat && vectors <= kMmaVectors && vectors > most_without_mma(pass, score);
+}
+// Their edges per batch. vectors: per lane.
+constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
 
+// Edges per batch: four. Eight where rows of the graph are long and an edge gathers only one feature row, which leaves
+// registers for 16 or more warps. Two where rows are short and values are float32: there instructions take the time,
+// including those for batch entries beyond a row's end (0012).
+constexpr int many_edges(Pass pass, Score score) {
+  return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
+}
+constexpr int kFewEdges = 2;
 // Whether two edges per batch are profitable where rows of the graph are short, for float32 rows and for narrow rows of
 // any type (0012, 0041).
 constexpr bool few_edges_pay(Pass pass, Score score, bool narrow) {
@@ -108,14 +124,15 @@ constexpr bool narrow_teams_pay(Pass pass, Score score, int heads, bool short_ro
 // per SM give a row four lanes, each with an edge of its own; so do graphs of up to twice as many rows where the mean
 // degree is kLongRows or more (0041).
 constexpr int64_t kFewRows = 1024, kLongRows = 64;
+constexpr int kSpreadEdges = 4;
 // Whether a lane per edge is profitable: for vectors of 8 values only where an edge needs little work.
 constexpr bool spread_pays(Score score, Storage storage) {
   return storage == Storage::f32 || is_of_four(storage) || score == Score::gat;
 }
 
-// Vectors of a row that a lane holds, in kernels with options and in all float64 kernels. More vectors mean more loads
-// in flight, which is profitable where little is kept per edge; with the two gathered rows of most backwards they would
-// not stay in registers (0052).
+// Vectors of a row that a lane holds, in kernels with options and where loads_much() holds. More vectors mean more
+// loads in flight, which is profitable where little is kept per edge; with the two gathered rows of most backwards they
+// would not stay in registers (0052).
 constexpr bool keeps_little(Pass pass, Score score) {
   return score == Score::gat || (score == Score::cosine && pass == Pass::forward);
 }
@@ -123,6 +140,44 @@ constexpr int vectors_of_lane(Pass pass, Score score, Storage storage, int vecto
   if (keeps_little(pass, score)) return vectors <= (storage == Storage::f64 ? 8 : 32) ? 1 : 4;
   return vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
 }
+// Whether kernels without options hold a row as those with options do: in float64, in wide 16-bit rows, and in a
+// float32 forward that keeps little per edge, where four vectors per lane and four edges per batch are faster than two
+// (0052).
+constexpr bool loads_much(Pass pass, Score score, Storage storage, int vectors) {
+  if (storage == Storage::f64) return true;
+  if (storage != Storage::f32) return vectors > 64;
+  return vectors > 32 && pass == Pass::forward && keeps_little(pass, score);
+}
+// Edges per batch where a lane holds several vectors. Where an edge gathers two rows, more than two edges of four
+// vectors (or, in a backward, of three 16-bit vectors) would not stay in registers.
+constexpr int wide_edges(Pass pass, Score score, Storage storage, int vectors) {
+  const bool many = vectors == 4 || (vectors == 3 && is_half(storage) && pass != Pass::forward);
+  return many && !keeps_little(pass, score) ? kFewEdges : 4;
+}
+
+// Whether rows of 5 or 10 vectors are held by sub-warps of 5 or 10 lanes, of which a warp has 6 and 3: by lanes that
+// are a power of two it has 4 and 2 (0072). Rows of 5 vectors of 8 bytes always are. Not in a float32 forward of gatv2
+// with one head, where three vectors per lane are faster, nor in float32 backwards of gat over very long rows, which
+// profit more from batches of eight edges; not instead of tensor cores in a forward whose tiles of heads they fill.
+constexpr bool fives_pay(Pass pass, Score score, Storage storage, int heads, int vectors, bool very_long_rows) {
+  if (storage == Storage::f64 || (vectors != 5 && vectors != 10)) return false;
+  const bool forward = pass == Pass::forward;
+  if (is_of_four(storage)) return vectors == 5;
+  if (storage == Storage::f32) {
+    if (vectors == 10 && score == Score::gatv2 && forward) return heads > 1;
+    return vectors == 5 || score != Score::gat || forward || !very_long_rows;
+  }
+  if (vectors != 5 || score == Score::cosine) return false;
+  if (score == Score::gat || !forward) return true;
+  return score == Score::dot ? heads > 1 : heads > 1 && heads % 2;
+}
+// Whether five lanes with two vectors each hold 10 vectors in a forward: more loads in flight, except where rows are so
+// long that gathers take the time.
+constexpr bool two_of_ten_pay(Score score, Storage storage, int vectors, bool very_long_rows) {
+  return vectors == 10 && storage == Storage::f32 && (score == Score::gatv2 || !very_long_rows);
+}
+// Most vectors per node of a head tile of theirs, where L2 holds them.
+constexpr int kVectorsOfFives = 40;
 
 // Whether three vectors per lane fill lanes better (0053). With powers of two alone, a row of 2^n + 1 vectors leaves
 // almost half of the lanes' vectors empty; with three per lane at most a third are empty, in the rows for which this

@@ -126,7 +126,8 @@ def attention_steps(
     device: Device,
     passes: Sequence[str] = ("forward",),
     max_degrees: Sequence[int] = (),
-    options: bool = False,
+    dropout: bool = False,
+    arrays: bool = False,
     edge_dim: int = 0,
     edge_arrays: Optional[Mapping[str, int]] = None,
     index_bytes: int = 4,
@@ -141,7 +142,8 @@ def attention_steps(
         key_dim, value_dim: columns of a head; key_dim is 1 for gat.
         passes: any of ``"forward"`` and the backward's ``"by_dst"`` and ``"by_src"``.
         max_degrees: the largest degrees of the CSR and of the CSC, as far as known.
-        options: whether there are dropout, edge features or weights, or returned attention.
+        dropout: whether attention has dropout.
+        arrays: whether there are edge features or weights, or returned attention.
         edge_dim: columns of the edge features in gatv2's score, 0 for none.
         edge_arrays: by pass, how many per-edge arrays a kernel reads: edge weights, terms of the logits or the values,
             features in gatv2's score, gradients of returned weights.
@@ -169,8 +171,8 @@ def attention_steps(
             plan = _C.attention_plan(
                 pass_=which, score=score, dtype=dtype_name(dtype), heads=heads, key_dim=key_dim, value_dim=value_dim,
                 num_rows=rows, num_edges=num_edges, num_gathered=gathered,
-                max_degree=max_degrees[at] if len(max_degrees) > at else -1, options=options, edge_dim=edge_dim,
-                edge_arrays=(edge_arrays or {}).get(which, 0), wide_index=index_bytes == 8,
+                max_degree=max_degrees[at] if len(max_degrees) > at else -1, dropout=dropout, arrays=arrays,
+                edge_dim=edge_dim, edge_arrays=(edge_arrays or {}).get(which, 0), wide_index=index_bytes == 8,
                 multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
             )  # fmt: skip
             if not plan:

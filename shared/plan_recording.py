@@ -191,7 +191,7 @@ def _attention_of(args: dict[str, Any], passes: Sequence[str], engine: Engine) -
     return attention_steps(
         score, rows.dtype, dst.size(1), dst.size(2) if dst.dim() == 3 else 1,
         (args["src"] if value is None else value).size(-1), num_src=args["src"].size(0), passes=passes,
-        max_degrees=args.get("max_degrees") or (), options=args.get("dropout", 0) > 0 or backward > 0,
+        max_degrees=args.get("max_degrees") or (), dropout=args.get("dropout", 0) > 0, arrays=backward > 0,
         edge_dim=args["edge_attr"].size(1) if score == "gatv2" and features else 0,
         edge_arrays=edge_arrays, engine=engine,
         num_gathered=[engine.num_rows(args[side]) if args[side] else 0 for side in ("csr", "csc")]

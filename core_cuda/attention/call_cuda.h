@@ -41,7 +41,11 @@ class Call {
         device_(device_of(in.device())),
         numbers_(in.dst.options().dtype(in.opmath())) {
     problem.score = in.score;
-    problem.storage = storage_of_rows(storage_of(in.rows()), in.score == Score::gat ? 0 : in.dim(), in.channels());
+    const int64_t key_dim = in.score == Score::gat ? 0 : in.dim(), value_dim = in.value ? in.channels() : 0;
+    const int64_t gathered = in.heads() * (key_dim + value_dim) * c10::elementSize(in.rows());
+    const bool fives = !by_blocks && takes_fives(in.num_edges(), in.num_dst(), in.num_src(), gathered,
+                                                 in.edge_attr && in.score == Score::gatv2, device_.l2_bytes);
+    problem.storage = storage_of_rows(storage_of(in.rows()), key_dim, in.channels(), fives);
     problem.wide_index = in.graph.csr[0].scalar_type() == at::kLong;
     problem.heads = args.heads = static_cast<int>(in.heads());
     vector_ = vector_numbers(problem.storage);
@@ -163,14 +167,12 @@ class Call {
                                                                 args.given, args.grad_weights, args.proj}) {
       problem.edge_arrays += array != nullptr;
     }
-    args.has_edge_arrays =
-        problem.edge_arrays > 0 || args.logits_out || args.ds_out || args.weights_out || args.grad_scale;
-    problem.options = args.has_dropout || args.has_edge_arrays || problem.edge_term;
+    problem.arrays = problem.edge_arrays > 0 || args.logits_out || args.ds_out || args.weights_out || args.grad_scale;
+    problem.dropout = args.has_dropout;
     args.carry_size = carry_size(problem);
     const Plan plan = make_plan(problem, device_);
-    TORCH_CHECK_VALUE(plan.kernel.vectors > 0, "edgeless: a head of attention may take up to ",
-                      most_vectors(problem.storage) * vector_, " features in ", in_.rows(), " on CUDA, got ", in_.dim(),
-                      " and ", in_.channels());
+    TORCH_CHECK_VALUE(plan.kernel.vectors > 0, "edgeless: a head of attention may take up to ", kMostVectors * vector_,
+                      " features in ", in_.rows(), " on CUDA, got ", in_.dim(), " and ", in_.channels());
     if (pass == Pass::forward) prepare_passes(problem, plan, device_, in_.graph.max_degrees[kInCsc], queue());
     // The destination and source passes of a gatv2 backward must agree on the meaning of Args::stats.
     const bool by_edge = has_edge_term(plan.kernel.mode);

@@ -1,5 +1,5 @@
-// Exchanges within sub-warps (`team` in the code): 1 to 32 neighbouring lanes of a warp, a power of two, that reduce
-// one row of one head together. No torch.
+// Exchanges within sub-warps (`team` in the code): 1 to 32 neighbouring lanes of a warp that reduce one row of one head
+// together, a power of two except in TeamOfFives. No torch.
 //
 // A sub-warp processes its edges in batches of one, two, four or eight, at most one per lane. Lane q owns the scalars
 // (logit, weight) of edge q of the batch; with B edges per batch, lanes q + B, q + 2 B and so on hold copies. So the
@@ -64,5 +64,71 @@ __device__ __forceinline__ T from_owner(T x, int edge) {
   if constexpr (kEdges == 1) return x;
   return __shfl_sync(kFullWarp, x, edge, kEdges);
 }
+
+// The same for sub-warps of one or two groups of five lanes. A group owns the five edges of a batch. The two last lanes
+// of a warp have no sub-warp and follow the first lane.
+template <int kLanes>
+struct TeamOfFives {
+  static_assert(kLanes == 5 || kLanes == 10);
+  static constexpr int kTeams = 32 / kLanes;  // of a warp
+  int first;                                  // the sub-warp's first lane in its warp
+  int lane;                                   // in the sub-warp
+  int owned;                                  // edge of the batch that this lane owns
+  int next[3],
+      other;  // lanes of the warp: of the group, 1, 2 and 4 places on; the one of the other group in this place
+
+  __device__ TeamOfFives(int first, int lane)
+      : first(first), lane(lane), owned(lane % 5), other(first + (lane + 5) % kLanes) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) next[i] = first + lane - owned + (owned + (1 << i)) % 5;
+  }
+
+  static __device__ bool has_team() { return threadIdx.x % 32 < kTeams * kLanes; }
+  static __device__ int lane_of_thread() { return has_team() ? threadIdx.x % 32 % kLanes : 0; }
+  static __device__ int first_of_thread() { return has_team() ? threadIdx.x % 32 / kLanes * kLanes : 0; }
+  __device__ unsigned mask() const { return ((1u << kLanes) - 1) << first; }
+
+  template <class T>
+  __device__ __forceinline__ T from_owner(T x, int edge) const {
+    return __shfl_sync(kFullWarp, x, first + edge);
+  }
+
+  // A lane's sum for the lane j places back moves there in steps of 4, 2 and 1; those that meet on the way are added.
+  template <class A>
+  __device__ __forceinline__ A sum_of_own_edge(const A (&v)[5]) const {
+    A x[5];  // by j
+#pragma unroll
+    for (int j = 0; j < 5; ++j) x[j] = v[(5 - j) % 5];
+#pragma unroll
+    for (int step = 1; step < 5; step *= 2) {
+      A turned[5];
+#pragma unroll
+      for (int j = 0; j < 5; ++j) turned[j] = owned & step ? x[(j + 5 - step) % 5] : x[j];
+#pragma unroll
+      for (int j = 0; j < 5; ++j) x[j] = turned[j];
+    }
+    x[0] += __shfl_sync(kFullWarp, x[4], next[2]);
+    x[0] += __shfl_sync(kFullWarp, x[2], next[1]);
+    x[1] += __shfl_sync(kFullWarp, x[3], next[1]);
+    x[0] += __shfl_sync(kFullWarp, x[1], next[0]);
+    if constexpr (kLanes > 5) x[0] += __shfl_sync(kFullWarp, x[0], other);
+    return x[0];
+  }
+
+  template <class A>
+  __device__ __forceinline__ A batch_max(A x) const {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) x = max(x, __shfl_sync(kFullWarp, x, next[i]));
+    return x;
+  }
+
+  // Sum of x over the first `lanes` lanes of the sub-warp, the same bits in every lane.
+  template <class A>
+  __device__ __forceinline__ A sum_of_lanes(A x, int lanes, unsigned mask) const {
+    A sum = 0;
+    for (int i = 0; i < lanes; ++i) sum += __shfl_sync(mask, x, first + i);
+    return sum;
+  }
+};
 
 }  // namespace edgeless::cuda

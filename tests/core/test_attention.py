@@ -27,10 +27,10 @@ from devices import EVERY_DEVICE, narrowed, poison, star, with_wide_indices
 
 from edgeless import Graph, backend, functional, reference
 
-# Widths that reach every kernel of the table in core_cuda/attention/cuda/kernel_table.h, whole vectors and tails.
+# Widths of every number of lanes and of vectors per lane that plans choose on CUDA, whole vectors and tails.
 SHAPES = [
     (1, 1), (4, 32), (8, 8), (3, 40), (2, 7), (1, 7), (1, 64), (2, 64), (2, 128), (8, 128), (5, 16), (1, 20),
-    (2, 72), (1, 150), (3, 256), (1, 250), (1, 300), (2, 512), (1, 500), (33, 4), (40, 33),
+    (7, 20), (4, 40), (2, 72), (1, 150), (3, 256), (1, 250), (1, 300), (2, 512), (1, 500), (33, 4), (40, 33),
 ]  # fmt: skip
 HALF = [torch.bfloat16, torch.float16]
 

@@ -67,8 +67,9 @@ def named(score, dtype, heads, dim, edges=1_166_243, **options):
 
 def every():
     """Those of all scores, dtypes and widths of heads, without and with options."""
-    shapes = itertools.product(_C.SCORES, DTYPES, (1, 4, 8, 20, 32, 40, 64, 96, 128, 200, 256), (False, True), (4, 8))
-    found = (named(score, dtype, 4, dim, options=options, index_bytes=i) for score, dtype, dim, options, i in shapes)
+    widths, options = (1, 4, 8, 20, 32, 40, 64, 96, 128, 200, 256), ({}, {"dropout": True}, {"arrays": True})
+    shapes = itertools.product(_C.SCORES, DTYPES, widths, (*options, {"dropout": True, "arrays": True}), (4, 8))
+    found = (named(score, dtype, 4, dim, index_bytes=i, **given) for score, dtype, dim, given, i in shapes)
     edge = (named("gatv2", dtype, 4, dim, edge_dim=16) for dtype in DTYPES for dim in (4, 8, 32, 128))
     return sorted({kernel for kernels in (*found, *edge) for kernel in kernels}, key=lambda k: k.expression)
 

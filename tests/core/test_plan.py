@@ -20,17 +20,22 @@ TWITCH = {"num_src": 168_114, "num_dst": 168_114, "num_edges": 13_595_114}
 
 def attention_plan(device="h200", **given):
     sizes = {"num_rows": 1000, "num_edges": 10_000, "num_gathered": 1000, "max_degree": -1}
-    options = {"options": False, "edge_dim": 0, "edge_arrays": 0, "wide_index": False}
+    options = {"dropout": False, "arrays": False, "edge_dim": 0, "edge_arrays": 0, "wide_index": False}
     shape = {"pass_": "forward", "score": "dot", "dtype": "float32", "heads": 1, "key_dim": 64, "value_dim": 64}
     found = DEVICES[device]
     on = {"multiprocessors": found.multiprocessors, "l2_bytes": found.l2_bytes}
     return _C.attention_plan(**{**sizes, **options, **shape, **on, **given})
 
 
+def bytes_of_row(score, dtype, key, value):
+    widest = value if score == "gat" else key if _C.values_are_keys(score) else max(key, value)
+    return widest * getattr(torch, dtype).itemsize
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("score", _C.SCORES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_kernel_that_is_picked_has_been_compiled(device, score, dtype):
+def test_a_kernel_holds_the_row_and_has_the_options_of_the_call(device, score, dtype):
     widest = {"float32": 512, "float64": 256}.get(dtype, 1024)
     widths = [0, 1, 4, 8, 12, 16, 32, 33, 64, 65, 96, 128, 129, 136, 256, 257, 640, widest - 1, widest]
     for pass_, key, value, degree, heads in itertools.product(PASSES, widths, widths, (1, 5, 40), (1, 8)):
@@ -41,9 +46,13 @@ def test_every_kernel_that_is_picked_has_been_compiled(device, score, dtype):
                 continue
             plan = attention_plan(
                 device, pass_=pass_, score=score, dtype=dtype, key_dim=key, value_dim=value, num_edges=1000 * degree,
-                heads=heads, options=options, edge_dim=edge_dim, wide_index=wide,
+                heads=heads, arrays=options, edge_dim=edge_dim, wide_index=wide,
             )  # fmt: skip
-            assert plan["compiled"], (pass_, key, value, heads, options, edge_dim, wide, plan)
+            found = (pass_, key, value, heads, options, edge_dim, wide, plan)
+            held = plan["lanes"] * plan["vectors"] * plan["vector_bytes"]
+            assert held >= bytes_of_row(score, dtype, key, value), found
+            assert plan["options"].startswith("edge term" if edge_dim else "edge arrays" if options else "plain"), found
+            assert plan["heads_per_slice"] * plan["lanes"] <= 128 and plan["edges"] in (2, 4, 5, 8), found
 
 
 @pytest.mark.parametrize("score", _C.SCORES)
@@ -54,7 +63,6 @@ def test_few_rows_of_one_vector_have_an_edge_for_each_lane(score, pass_):
     def team(rows, degree, **given):
         sizes = {"num_rows": rows, "num_edges": rows * degree, "num_gathered": rows, "max_degree": degree}
         plan = attention_plan(score=score, pass_=pass_, **{"key_dim": 4, "value_dim": 4, **sizes, **given})
-        assert plan["compiled"]
         return plan["lanes"], plan["edges_of_lane"]
 
     assert team(50_000, 11) == team(200_000, 64) == team(50_000, 11, dtype="bfloat16") == (4, 1)
@@ -71,11 +79,10 @@ def test_heads_of_up_to_four_16_bit_numbers_are_read_by_8_bytes(score, dtype):
 
     def read(key, value, **given):
         plan = attention_plan(score=score, dtype=dtype, key_dim=key, value_dim=value, heads=8, **given)
-        assert plan["compiled"]
         return plan["vector_bytes"], plan["lanes"]
 
     assert {read(key, value, pass_=pass_) for key in (3, 4) for value in (1, 4) for pass_ in PASSES} == {(8, 1)}
-    assert read(4, 4, wide_index=True) == read(4, 4, options=True) == (8, 1)
+    assert read(4, 4, wide_index=True) == read(4, 4, arrays=True) == (8, 1)
     assert read(5, 5) == (16, 1)
     assert read(4, 5) == ((8, 1) if _C.values_are_keys(score) else (16, 1))
     assert read(5, 4) == ((8, 1) if score == "gat" else (16, 1))
@@ -89,11 +96,10 @@ def test_what_a_lane_has_of_a_row_stays_in_registers(score, pass_):
 
     def lane(dtype, width, **given):
         plan = attention_plan(score=score, pass_=pass_, dtype=dtype, key_dim=width, value_dim=width, **given)
-        assert plan["compiled"]
         return plan["vectors"], plan["edges"]
 
     doubles = [lane("float64", width) for width in (16, 64, 128, 256)]
-    floats = [lane("float32", width, options=True) for width in (200, 256, 512)]
+    floats = [lane("float32", width, arrays=True) for width in (200, 256, 512)]
     if score == "gat" or (score, pass_) == ("cosine", "forward"):  # which keep little of an edge
         assert doubles == [(1, 4), (4, 4), (4, 4), (4, 4)] and floats == [(4, 4), (4, 4), (4, 4)]
         if pass_ == "forward":  # those without options were no faster
@@ -105,29 +111,75 @@ def test_what_a_lane_has_of_a_row_stays_in_registers(score, pass_):
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("score", _C.SCORES)
 def test_rows_that_would_leave_lanes_idle_have_three_vectors_a_lane(score, pass_):
-    """10 vectors by 4 lanes, not 16; 40 by 16; 80 of 16-bit numbers by 32, where 4 would not stay in registers."""
+    """11 vectors by 4 lanes, not 16; 40 by 16; 80 of 16-bit numbers by 32, where 4 would not stay in registers."""
 
     def lane(dtype, width, degree=10, **given):
         sizes = {"key_dim": width, "value_dim": width, "num_edges": 1000 * degree}
         plan = attention_plan(score=score, pass_=pass_, dtype=dtype, **sizes, **given)
-        assert plan["compiled"]
         return plan["lanes"], plan["vectors"], plan["edges"]
 
     two_rows = pass_ != "forward" and score != "gat"
     for dtype in HALVES:
         for options in (False, True):
-            assert lane(dtype, 640, options=options) == (32, 3, 2 if two_rows else 4)
-            assert lane(dtype, 80, options=options)[1] < 3  # the tensor cores', or bound by what it gathers
-        assert (lane(dtype, 160, options=True) == (8, 3, 4)) == (not two_rows)
-    assert (lane("float32", 40, options=True) == (4, 3, 4)) == (score == "gatv2" or two_rows)
+            assert lane(dtype, 640, arrays=options) == (32, 3, 2 if two_rows else 4)
+            assert lane(dtype, 80, arrays=options)[1] < 3  # the tensor cores', or bound by what it gathers
+        assert (lane(dtype, 160, arrays=True) == (8, 3, 4)) == (not two_rows)
+    assert (lane("float32", 44, arrays=True) == (4, 3, 4)) == (score == "gatv2" or two_rows)
     assert (lane("float32", 72) == (8, 3, 4)) == (score == "gatv2" or pass_ != "forward")
-    assert (lane("float32", 160, options=True) == (16, 3, 4)) == (score == "gatv2" or pass_ != "forward")
+    assert (lane("float32", 160, arrays=True) == (16, 3, 4)) == (score == "gatv2" or pass_ != "forward")
     assert lane("float32", 72, degree=5) == (8, 3, 4)
     assert lane("float32", 72, degree=2)[1] == 1  # rows of the graph are short: fewer edges a batch
-    assert {lane("float32", width, options=options)[1] for width in (32, 60, 128) for options in (False, True)} == {1}
-    assert lane("float32", 40, wide_index=True)[1] == 4
+    assert {lane("float32", width, arrays=options)[1] for width in (32, 60, 128) for options in (False, True)} == {1}
+    for index, width in itertools.product((False, True), (44, 72, 160)):  # ids of 64 bits change nothing
+        assert lane("float32", width, wide_index=index, arrays=True) == lane("float32", width, arrays=True)
     if score == "gatv2":
-        assert lane("float32", 40, options=True, edge_dim=8)[1] == 1
+        assert lane("float32", 44, arrays=True, edge_dim=8)[1] == 1
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("score", _C.SCORES)
+def test_rows_of_5_and_10_vectors_have_sub_warps_of_as_many_lanes(score, pass_):
+    """A warp has six or three of them, and four or two with lanes that are a power of two."""
+
+    def lane(dtype, width, degree=15, heads=8, **given):
+        sizes = {"key_dim": width, "value_dim": width, "num_edges": 1000 * degree, "heads": heads}
+        plan = attention_plan(score=score, pass_=pass_, dtype=dtype, **{**sizes, **given})
+        return plan["lanes"], plan["vectors"], plan["vector_bytes"], plan["edges"]
+
+    for dtype, size in (("float32", 16), ("bfloat16", 8), ("float16", 8)):
+        assert lane(dtype, 20) == lane(dtype, 17, dropout=True) == lane(dtype, 20, heads=1) == (5, 1, size, 5)
+        assert lane(dtype, 20, wide_index=True) == lane(dtype, 20, arrays=True) == (5, 1, size, 5)
+        assert lane(dtype, 20, degree=2)[0] in (4, 8)  # in short rows two edges a batch are faster
+    assert lane("float32", 12)[0] == 4 and lane("float32", 24)[0] == 8  # three and six lanes were no faster
+    ten = (5, 2, 16, 5) if pass_ == "forward" else (10, 1, 16, 5)
+    assert lane("float32", 40) == ten
+    if score != "gatv2":
+        assert lane("float32", 40, heads=1) == ten
+    if pass_ == "forward":
+        assert lane("float32", 40, degree=80) == (ten if score == "gatv2" else (10, 1, 16, 5))
+        assert (lane("bfloat16", 40, heads=3)[0] == 5) == (score != "cosine")
+    elif score == "gat":
+        assert lane("float32", 40, degree=80) == (16, 1, 16, 8)
+    if score != "cosine" and (score == "gat" or pass_ != "forward"):
+        assert lane("bfloat16", 40) == (5, 1, 16, 5)
+    assert lane("float64", 10)[0] == 8
+    if score == "gatv2":
+        assert lane("float32", 20, arrays=True, edge_dim=4)[0] == 8
+        assert lane("bfloat16", 20, arrays=True, edge_dim=4)[:3] == (4, 1, 16)
+
+
+def test_16_bit_rows_of_half_vectors_are_copied_where_l2_does_not_hold_them():
+    sizes = {"score": "gatv2", "dtype": "bfloat16", "heads": 8, "key_dim": 20, "value_dim": 20}
+    rows = {"num_rows": 150_000, "num_edges": 2_000_000}
+    assert attention_plan(**sizes, **rows, num_gathered=150_000)["vector_bytes"] == 8
+    assert attention_plan(**sizes, **rows, num_gathered=200_000)["vector_bytes"] == 16
+
+
+def test_sub_warps_of_five_lanes_have_wide_head_tiles():
+    """As many heads as the L2 holds, up to 40 vectors a node: 640 bytes of float32."""
+    sizes = {"score": "gatv2", "heads": 8, "key_dim": 20, "value_dim": 20, "num_edges": 550_000}
+    assert attention_plan(**sizes, num_rows=50_000, num_gathered=50_000)["slices"] == 1
+    assert attention_plan(**sizes, num_rows=50_000, num_gathered=200_000)["heads_per_slice"] == 2
 
 
 @pytest.mark.parametrize("dtype,width", [("float32", 513), ("bfloat16", 1025), ("float64", 257)])
@@ -148,9 +200,9 @@ def test_batches_of_edges_follow_the_mean_degree():
     assert edges == [2, 4, 8]
     assert attention_plan(score="gat", dtype="bfloat16", num_edges=2000)["edges"] == 4
     for score in ("gat", "gatv2"):
-        by_degree = [attention_plan(score=score, num_edges=1000 * degree, options=True) for degree in (2, 5, 40)]
+        by_degree = [attention_plan(score=score, num_edges=1000 * degree, arrays=True) for degree in (2, 5, 40)]
         assert [plan["edges"] for plan in by_degree] == [4, 4, 8]
-        assert {plan["options"] for plan in by_degree} == {"options"}
+        assert {plan["options"] for plan in by_degree} == {"edge arrays"}
     narrow = {"dtype": "bfloat16", "key_dim": 16, "value_dim": 16, "score": "gat"}
     assert [attention_plan(**narrow, num_edges=1000 * degree)["edges"] for degree in (2, 5, 40)] == [2, 4, 4]
 
@@ -164,8 +216,8 @@ def test_narrow_heads_have_narrow_teams_with_options_too(dtype, dim, lanes):
 
     def team(heads, **given):
         sizes = {"num_rows": 10**6, "num_edges": 10**7, "num_gathered": 10**6, "key_dim": dim, "value_dim": dim}
-        plan = attention_plan(**{**sizes, "dtype": dtype, "heads": heads, "options": True, **given})
-        assert plan["compiled"] and plan["kernel"] != "tensor cores"
+        plan = attention_plan(**{**sizes, "dtype": dtype, "heads": heads, "arrays": True, **given})
+        assert plan["kernel"] != "tensor cores"
         return plan["lanes"], plan["edges"]
 
     for score, pass_ in itertools.product(_C.SCORES, PASSES):
@@ -177,19 +229,53 @@ def test_narrow_heads_have_narrow_teams_with_options_too(dtype, dim, lanes):
 
 
 @pytest.mark.parametrize("pass_", PASSES)
+def test_a_kernel_has_no_more_options_than_the_call(pass_):
+    """Dropout alone took up to 1.3 times as long in a kernel that looks for arrays by edge as well."""
+
+    def options(**given):
+        return attention_plan(pass_=pass_, **{"score": "gatv2", "dtype": "bfloat16", **given})["options"]
+
+    assert [options(), options(dropout=True), options(arrays=True)] == ["plain", "dropout", "edge arrays"]
+    assert options(dropout=True, arrays=True) == "dropout and edge arrays"
+    assert options(arrays=True, edge_dim=8) == options(dropout=True, arrays=True, edge_dim=8) == "edge term"
+    for dtype, width in (("float32", 512), ("bfloat16", 1024), ("float64", 256)):
+        assert options(dtype=dtype, key_dim=width, dropout=True) == "dropout"
+
+
+@pytest.mark.parametrize("score", _C.SCORES)
+@pytest.mark.parametrize("pass_", PASSES)
+def test_ids_of_64_bits_and_doubles_have_kernels_of_their_own_shape(score, pass_):
+    """Not one kernel with all options and four vectors a lane for every row."""
+
+    def kernel(width, dtype="float32", **given):
+        shape = {"key_dim": width, "value_dim": width, "heads": 8, "dtype": dtype, **given}
+        plan = attention_plan(score=score, pass_=pass_, num_edges=40_000, **shape)
+        return plan["kernel"], plan["options"], plan["lanes"], plan["vectors"], plan["edges"]
+
+    for width, options in itertools.product((4, 8, 16, 32, 128, 256, 512), (False, True)):
+        assert kernel(width, arrays=options, wide_index=True) == kernel(width, arrays=options)
+    kinds = [kernel(width, dtype="bfloat16", wide_index=True) for width in (4, 16, 64, 128)]
+    assert {kind for kind, *_ in kinds} == {"vectors"}  # the tensor cores' kernels have ids of 32 bits
+    assert [lanes for _, _, lanes, *_ in kinds] == [1, 2, 8, 16]
+    for options in (False, True):
+        doubles = [kernel(width, dtype="float64", arrays=options) for width in (2, 4, 8)]
+        assert [lanes for _, _, lanes, *_ in doubles] == [1, 2, 4]
+        assert {kind for _, kind, *_ in doubles} == {"edge arrays" if options else "plain"}
+
+
+@pytest.mark.parametrize("pass_", PASSES)
 def test_terms_of_narrow_heads_are_made_in_tiles(pass_):
     """Of 16-bit numbers, where several heads walk an edge together and there are a few features."""
 
     def options(heads=4, dim=16, edge_dim=8, dtype="bfloat16", **given):
         shape = {"heads": heads, "key_dim": dim, "value_dim": dim, "edge_dim": edge_dim, "dtype": dtype}
-        plan = attention_plan(score="gatv2", pass_=pass_, options=True, **shape, **given)
-        assert plan["compiled"]
+        plan = attention_plan(score="gatv2", pass_=pass_, arrays=True, **shape, **given)
         return plan["options"]
 
     tiles = [options(), options(dtype="float16"), options(8, 4), options(32, 4), options(16, 8), options(2, 16)]
     assert set(tiles) == {"edge term in tiles"}
     lanes = [options(dtype="float32"), options(1), options(1, 8), options(3), options(dim=64), options(edge_dim=3)]
-    assert set(lanes + [options(wide_index=True)]) == {"edge term"}
+    assert set(lanes) == {"edge term"} and options(wide_index=True) == "edge term in tiles"
 
 
 def test_a_slice_fits_the_l2_of_the_device():
@@ -219,7 +305,7 @@ def test_a_slice_is_wider_where_arrays_are_read_by_edge():
     nodes = {"num_rows": 168_114, "num_gathered": 168_114, "heads": 8, "key_dim": 64, "value_dim": 64}
 
     def heads(arrays, edges=13_595_114, **given):
-        given = {"dtype": "bfloat16", "options": True, "edge_arrays": arrays, "num_edges": edges, **nodes, **given}
+        given = {"dtype": "bfloat16", "arrays": True, "edge_arrays": arrays, "num_edges": edges, **nodes, **given}
         return attention_plan(**given)["heads_per_slice"]
 
     for pass_ in PASSES:
@@ -246,7 +332,7 @@ def test_blocks_begin_once_where_a_small_graph_has_long_rows(device, score, dtyp
         assert turns(50_000, 750_000, pass_=pass_) <= 1, pass_
         assert turns(125_000, 750_000, pass_=pass_) > 1, pass_  # short rows: their ends take blocks unequal times
         assert turns(1_000_000, 15_000_000, pass_=pass_) > 1, pass_  # a block's start is nothing there
-        assert turns(50_000, 750_000, pass_=pass_, options=True, edge_arrays=1) > 1, pass_
+        assert turns(50_000, 750_000, pass_=pass_, arrays=True, edge_arrays=1) > 1, pass_
         assert turns(50_000, 750_000, pass_=pass_, num_gathered=1_000_000) > 1, pass_  # more than L2 holds
 
 

@@ -72,21 +72,22 @@ def test_an_extremum(asked, arg_bytes, shares, has_transpose, index_bytes):
 def test_the_passes_of_attention(asked):
     """Rows are the destinations', and by source the sources'; arrays by edge are those of the pass."""
     attention_steps(
-        "gatv2", torch.float16, 4, 32, 32, passes=("forward", "by_dst", "by_src"), max_degrees=(77, 9), options=True,
+        "gatv2", torch.float16, 4, 32, 32, passes=("forward", "by_dst", "by_src"), max_degrees=(77, 9), arrays=True,
         edge_dim=6, edge_arrays={"forward": 1, "by_dst": 2, "by_src": 3}, index_bytes=8, **SIZES,
     )  # fmt: skip
     rows = {"forward": (50_000, 70_000, 77, 1), "by_dst": (50_000, 70_000, 77, 2), "by_src": (70_000, 50_000, 9, 3)}
     assert [given for _, given in asked] == [
         {
             "pass_": which, "score": "gatv2", "dtype": "float16", "heads": 4, "key_dim": 32, "value_dim": 32,
-            "num_rows": own, "num_edges": 900_000, "num_gathered": others, "max_degree": longest, "options": True,
-            "edge_dim": 6, "edge_arrays": arrays, "wide_index": True, **DEVICE,
+            "num_rows": own, "num_edges": 900_000, "num_gathered": others, "max_degree": longest, "dropout": False,
+            "arrays": True, "edge_dim": 6, "edge_arrays": arrays, "wide_index": True, **DEVICE,
         }
         for which, (own, others, longest, arrays) in rows.items()
     ]  # fmt: skip
-    attention_steps("dot", torch.float32, 4, 32, 16, **SIZES)
-    assert {name: asked[-1][1][name] for name in ("value_dim", "max_degree", "options", "edge_dim", "edge_arrays")} == {
-        "value_dim": 16, "max_degree": -1, "options": False, "edge_dim": 0, "edge_arrays": 0,
+    attention_steps("dot", torch.float32, 4, 32, 16, dropout=True, **SIZES)
+    names = ("value_dim", "max_degree", "dropout", "arrays", "edge_dim", "edge_arrays")
+    assert {name: asked[-1][1][name] for name in names} == {
+        "value_dim": 16, "max_degree": -1, "dropout": True, "arrays": False, "edge_dim": 0, "edge_arrays": 0,
     }  # fmt: skip
 
 
@@ -108,25 +109,26 @@ SCALE = {"edge_scale": on_meta(E, 2)}
 GRADS = {"grad_out": on_meta(D, 2, 5)}
 
 
-@pytest.mark.parametrize("score,given,forward,backward,options,edge_dim", [
-    ("gatv2", {}, 0, 0, False, 0),
-    ("gatv2", {"dropout": 0.5}, 0, 0, True, 0),
-    ("gatv2", EDGES, 1, 1, True, 6),
-    ("gatv2", SCALE, 1, 1, True, 0),
-    ("gatv2", EDGES | SCALE | GRADS, 2, 2, True, 6),
-    ("gatv2", {"grad_weights": on_meta(E, 2)}, 0, 1, True, 0),
-    ("gat", EDGES, 1, 1, True, 0),  # whose term is made before
-    ("dot", EDGES, 1, 1, True, 0),
-    ("dot", EDGES | GRADS, 1, 2, True, 0),  # of keys and of values
-    ("dot", EDGES | SCALE | GRADS | {"grad_weights": on_meta(E, 2)}, 2, 4, True, 0),
+@pytest.mark.parametrize("score,given,forward,backward,edge_dim", [
+    ("gatv2", {}, 0, 0, 0),
+    ("gatv2", {"dropout": 0.5}, 0, 0, 0),
+    ("gatv2", EDGES, 1, 1, 6),
+    ("gatv2", SCALE, 1, 1, 0),
+    ("gatv2", EDGES | SCALE | GRADS, 2, 2, 6),
+    ("gatv2", {"grad_weights": on_meta(E, 2)}, 0, 1, 0),
+    ("gat", EDGES, 1, 1, 0),  # whose term is made before
+    ("dot", EDGES, 1, 1, 0),
+    ("dot", EDGES | GRADS, 1, 2, 0),  # of keys and of values
+    ("dot", EDGES | SCALE | GRADS | {"grad_weights": on_meta(E, 2)}, 2, 4, 0),
 ])  # fmt: skip
-def test_what_attention_reads_by_edge(told, score, given, forward, backward, options, edge_dim):
+def test_what_attention_reads_by_edge(told, score, given, forward, backward, edge_dim):
     value = None if score == "gatv2" else on_meta(S, 2, 5)
     args = {"dst": on_meta(D, 2, 5), "src": on_meta(S, 2, 5), "value": value, "csr": ids(D + 1, E), "score": score}
     plan_recording._attention_of({**args, **given, "max_degrees": [7, 8]}, ["forward"], ROWSPLIT)
     (found,) = told
     assert found["edge_arrays"] == {"forward": forward, "by_dst": backward, "by_src": backward}
-    assert (found["options"], found["edge_dim"], found["max_degrees"]) == (options, edge_dim, [7, 8])
+    assert (found["dropout"], found["arrays"]) == ("dropout" in given, backward > 0)
+    assert (found["edge_dim"], found["max_degrees"]) == (edge_dim, [7, 8])
     assert (found["num_src"], found["num_dst"], found["num_edges"], found["index_bytes"]) == (S, D, E, 4)
 
 

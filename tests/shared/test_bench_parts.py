@@ -82,7 +82,7 @@ def test_bytes_and_the_roofline_of_a_result_are_those_of_the_plan(monkeypatch):
     both = attention_steps("gatv2", torch.bfloat16, 2, 64, 64, passes=passes, **sizes)
     assert planned("gatv2_H2_D64", "forward", "bf16") == both[:1]
     assert planned("gatv2_H2_D64", "forward_backward", "bf16") == both
-    dropped = attention_steps("dot", torch.float32, 2, 8, 8, passes=passes, options=True, **sizes)
+    dropped = attention_steps("dot", torch.float32, 2, 8, 8, passes=passes, dropout=True, **sizes)
     assert planned("gt_H2_D8", "forward_backward", dropout=0.5) == dropped
     weighed = {"weight_bytes": 4, "scaled_only": True, **sizes}
     sums = [spmm_step(torch.float32, 8, step=step, **weighed) for step in ("forward", "backward")]

@@ -49,8 +49,7 @@ struct Args {
 
   // Options. Per-edge arrays are indexed by original edge id; [E, H] arrays are contiguous unless strides are given.
   bool has_dropout = false;
-  bool has_edge_arrays = false;  // a per-edge array is read or written, or edge features are
-  bool att_stored = false;       // att has the storage dtype: it is read without a copy
+  bool att_stored = false;  // att has the storage dtype: it is read without a copy
   const int64_t* seed = nullptr;
   uint64_t threshold = 0;
   A keep_scale = 1;          // 1 / (1 - p)

@@ -82,7 +82,7 @@ struct AttShares {
     for (int k = 0; k < kPer; ++k) total[k] = at[k][threadIdx.x];
     for (int chain = 1; chain < place.chains; ++chain) {
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) total[k] += at[k][threadIdx.x + chain * place.chain_distance * place.width()];
+      for (int k = 0; k < kPer; ++k) total[k] += at[k][place.thread_ahead(chain * place.chain_distance)];
     }
     const int64_t width = args.key_vectors * kVec<S>;
     A* to = args.grad_att + (static_cast<int64_t>(blockIdx.x) * args.heads + place.head) * width;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue, kSumsDs = Fn::kAtt || Fn::kInverseNorms;
 
-  const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
+  const typename Team::Place place(args.layout, args.heads);
   if constexpr (!kAgain) {
     if (kMakesExact<S> && threadIdx.x == 0) large = false;
     divide_range(args.graph, args.part, place, shares);
@@ -128,8 +128,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   if constexpr (kKeys) keys.hold();
   if constexpr (kValues) values.hold();
   const InverseNorms<A, Fn::kInverseNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
-  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
-  const bool has_grad = kMode == kPlain || args.grad_out;
+  const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
+  const bool has_grad = !has_arrays(kMode) || args.grad_out;
 
   A att[kPer], own[kPer], grad[kPer], acc[kPer];
   A own_scalar = 0;        // of the row: gat's scalar; gatv2: the lane's part of <att, x>
@@ -192,10 +192,10 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         }
       }
     }
-    dot = team_sum(dot, place.row_width(), kFullWarp);
+    dot = place.sum_of_row(dot, kFullWarp);
     A constant = 0;
     if constexpr (Fn::kAtt && (!has_edge_term(kMode) || kMakesExact<S>)) {
-      constant = team_sum(own_scalar, place.row_width(), kFullWarp);
+      constant = place.sum_of_row(own_scalar, kFullWarp);
     }
     if (fresh) {
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
@@ -245,7 +245,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   };
 
   auto sum_edges = [&] {
-    if constexpr (Fn::kScalar || kSumsDs) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
+    if constexpr (Fn::kScalar || kSumsDs) acc_scalar = Team::batch_sum(place, acc_scalar);
     if constexpr (kKeys) Team::sum_lanes(acc, place.mask());
   };
   auto close_row = [&] {
@@ -260,9 +260,9 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   auto leave = [&] { pieces.leave(place, acc, acc_scalar); };
   auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
-  EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  EdgeOptions<Fn, S, Team, I, false, has_edge_term(kMode)> options(args, place, walk, window.slot);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
+  EdgeWindow<I, Team> window(args.graph, walk, place);
+  EdgeOptions<Fn, S, Team, I, false, kMode> options(args, place, walk, window.slot);
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4 && kBytes == 16;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
   auto take = [&] {  // whole warp
@@ -283,13 +283,13 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       other_over[t] = norms.other(window.index[t]);
     }
     ahead.ask(keys.at[0], keys.stride);
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       options.ask(args, window, walk, place.head);
     } else {
       window.advance(walk);
     }
     ahead.advance(walk);
-    if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
+    if constexpr (kMode > kPlain) options.draw(args, seed, place.head, window.slot);
     if (__any_sync(kFullWarp, fresh)) take_rows();
     if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
 
@@ -329,15 +329,15 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
           logit[u] = sum.sum(args.coefficient);
         }
       }
-      A s, dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
+      A s, dp = Team::sum_of_own_edge(place, product);
       if constexpr (kKeys) {
-        const A sum = sum_of_own_edge<kRows>(logit, place.row_lane(), place.row_width());
+        const A sum = Team::sum_of_own_edge(place, logit);
         s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
       } else {
         s = own_scalar + source_scalar[turn];
       }
       A ds, derivative = 1;
-      if constexpr (kMode >= kOptions) {
+      if constexpr (kMode > kPlain) {
         const auto edge = options.of(args, turn, window.slot, place.head, valid);
         s += edge.logit_term;
         if constexpr (Fn::kScalar) {
@@ -346,14 +346,14 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         }
         const A p = power_of_two(s - shift);
         dp += edge.value_term;
-        if (args.grad_scale && valid) args.grad_scale[edge.at] = p * edge.keep * dp;
-        if (args.weights_out && valid) {
+        if (has_arrays(kMode) && args.grad_scale && valid) args.grad_scale[edge.at] = p * edge.keep * dp;
+        if (has_arrays(kMode) && args.weights_out && valid) {
           args.weights_out[edge.at] = p * edge.keep * (args.weights_scaled ? edge.scale : A(1));
         }
         dp *= edge.scale;
-        if (args.grad_weights && valid) dp += args.grad_weights[edge.at];
+        if (has_arrays(kMode) && args.grad_weights && valid) dp += args.grad_weights[edge.at];
         ds = valid ? p * (edge.keep * dp - delta) : A(0);
-        if (args.ds_out && valid) {
+        if (has_arrays(kMode) && args.ds_out && valid) {
           const int64_t position = walk.edge - window.count + turn * kEdges + window.slot;
           const bool in_order = has_edge_term(kMode) && args.ds_in_order;
           args.ds_out[in_order ? position * args.heads + place.head : edge.at] = ds * derivative;
@@ -372,7 +372,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         if constexpr (kSumsDs) acc_scalar += ds;
         A d[kRows];
 #pragma unroll
-        for (int u = 0; u < kRows; ++u) d[u] = Team::from_owner(norms.of_edge(ds, other_over[turn], valid), u);
+        for (int u = 0; u < kRows; ++u) d[u] = Team::from_owner(place, norms.of_edge(ds, other_over[turn], valid), u);
 #pragma unroll
         for (int u = 0; u < kRows; ++u) {
 #pragma unroll
@@ -439,7 +439,7 @@ __device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I
 }
 
 template <class Fn, class S, class I, int kVecs, class Team, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::by_dst, kMode, kVecs))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass::by_dst, kMode, kVecs))
     by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kVecs * kVec<S>;

@@ -87,7 +87,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar;
 
-  const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
+  const typename Team::Place place(args.layout, args.heads);
   if constexpr (!kAgain) {
     if (kMakesExact<S> && threadIdx.x == 0) marked = false;
     divide_range(args.graph, args.part, place, shares);
@@ -102,8 +102,8 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   grads.hold();
   const InverseNorms<A, Fn::kInverseNorms> norms(args, args.src_over_norm, args.dst_over_norm, place.head);
   const StatPointer<Fn, S> stats(args, place.head);
-  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
-  const bool has_grad = kMode == kPlain || args.grad_out;
+  const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
+  const bool has_grad = !has_arrays(kMode) || args.grad_out;
 
   A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
   A own_scalar = 0;  // of the row: gat's scalar; gatv2: the lane's part of <att, x>
@@ -173,7 +173,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   };
 
   auto sum_edges = [&] {
-    if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
+    if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = Team::batch_sum(place, acc_scalar);
     if constexpr (kKeys) Team::sum_lanes(key_acc, place.mask());
     Team::sum_lanes(value_acc, place.mask());
   };
@@ -196,8 +196,8 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     emit_source<Fn, S, kVecs>(args, shares, place, row, lead, complete, key_acc, value_acc, acc_scalar);
   };
 
-  EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  EdgeOptions<Fn, S, Team, I, false, has_edge_term(kMode)> options(args, place, walk, window.slot);
+  EdgeWindow<I, Team> window(args.graph, walk, place);
+  EdgeOptions<Fn, S, Team, I, false, kMode> options(args, place, walk, window.slot);
   auto take = [&] {  // whole warp
     window.begin(walk);
     Raw<S> key_raw[kTurns][kRows][kVecs], grad_raw[kTurns][kRows][kVecs];
@@ -215,12 +215,12 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       other_over[t] = norms.other(window.index[t]);
       target_scalar[t] = !kKeys && args.dst ? load_scalar<A>(args.dst, window.index[t], place.head) : A(0);
     }
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       options.ask(args, window, walk, place.head);
     } else {
       window.advance(walk);
     }
-    if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
+    if constexpr (kMode > kPlain) options.draw(args, seed, place.head, window.slot);
     if (fresh) take_row();
     if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
 
@@ -265,19 +265,19 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
         if constexpr (Fn::kScalar) {
           s = own_scalar + target_scalar[turn];
         } else {
-          const A sum = sum_of_own_edge<kRows>(logit, place.row_lane(), place.row_width());
+          const A sum = Team::sum_of_own_edge(place, logit);
           s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
         }
-        dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
+        dp = Team::sum_of_own_edge(place, product);
       }
       A derivative = 1, factor = 1;
-      if constexpr (kMode >= kOptions) {
+      if constexpr (kMode > kPlain) {
         const auto edge = options.of(args, turn, window.slot, place.head, valid);
         s += edge.logit_term;
         dp += edge.value_term;
         factor = edge.keep * edge.scale;
         dp *= factor;
-        if (args.grad_weights && valid) dp += edge.keep * args.grad_weights[edge.at];
+        if (has_arrays(kMode) && args.grad_weights && valid) dp += edge.keep * args.grad_weights[edge.at];
       }
       if constexpr (Fn::kScalar) {
         derivative = GatScore::derivative(s, args.coefficient);
@@ -289,8 +289,8 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       A w[kRows], d[kRows];
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
-        w[u] = Team::from_owner(weight, u);
-        if constexpr (!Fn::kScalar) d[u] = Team::from_owner(norms.of_edge(ds, other_over[turn], valid), u);
+        w[u] = Team::from_owner(place, weight, u);
+        if constexpr (!Fn::kScalar) d[u] = Team::from_owner(place, norms.of_edge(ds, other_over[turn], valid), u);
       }
       if constexpr (Fn::kScalar) acc_scalar = fma(ds, derivative, acc_scalar);
       if constexpr (Fn::kAtt) acc_scalar += ds;
@@ -352,7 +352,7 @@ __device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I
 }
 
 template <class Fn, class S, class I, int kVecs, class Team, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::by_src, kMode, kVecs))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass::by_src, kMode, kVecs))
     by_src_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kVecs * kVec<S>;

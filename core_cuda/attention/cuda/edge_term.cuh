@@ -47,7 +47,7 @@ struct TermsByLane {
       }
 #pragma unroll
       for (int u = 0; u < Team::kRows; ++u) {
-        const A e = Team::from_owner(mine, u);
+        const A e = Team::from_owner(place, mine, u);
 #pragma unroll
         for (int k = 0; k < kVecs * kVec<S>; ++k) x[u][k] = fma(e, w[k], x[u][k]);
       }

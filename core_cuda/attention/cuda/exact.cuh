@@ -29,11 +29,12 @@ constexpr bool kMakesExact = std::is_same_v<S, float>;
 
 struct TeamOfHead {
   int head, lane, width;
-  unsigned mask;
+  unsigned mask;  // of the sub-warp in its warp
+  bool fives;
 
   template <class P>
   __device__ explicit TeamOfHead(const P& place)
-      : head(place.head), lane(place.row_lane()), width(place.row_width()), mask(place.mask()) {}
+      : head(place.head), lane(place.row_lane()), width(place.row_width()), mask(place.mask()), fives(P::kFives) {}
 };
 
 // A row, and the range of its edges in the sub-warp's quota.
@@ -67,7 +68,12 @@ struct ExactWalk : TeamOfHead {
   __device__ static T number(const Rows& rows, int64_t row, int head, int column) {
     return *(reinterpret_cast<const T*>(rows.base + row * rows.row + head * rows.head) + column);
   }
-  __device__ double team_sum_of(double x) const { return team_sum(x, width, mask); }
+  __device__ double team_sum_of(double x) const {
+    if (!fives) return team_sum(x, width, mask);
+    double sum = 0;
+    for (int i = 0; i < width; ++i) sum += __shfl_sync(mask, x, __ffs(mask) - 1 + i);
+    return sum;
+  }
 
   // Calls f(column, index of the column among the lane's own).
   template <class F>

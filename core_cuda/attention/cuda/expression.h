@@ -3,7 +3,8 @@
 #pragma once
 
 #include "../../common/kernel_types.h"
-#include "kernel_table.h"
+#include "../score.h"
+#include "kernel.h"
 
 namespace edgeless::cuda {
 

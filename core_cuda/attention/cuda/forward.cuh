@@ -76,7 +76,7 @@ template <class Fn>
 constexpr bool settles_forward = Fn::kScore != Score::dot;
 
 template <class Fn, class S, class I, int kVecs, class Team, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::forward, kMode, kVecs))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass::forward, kMode, kVecs))
     forward_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV, kBytes = sizeof(Raw<S>);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   __shared__ BlockShares<I> shares;
   __shared__ ForwardPieces<A, kPer> pieces;
 
-  const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
+  const typename Team::Place place(args.layout, args.heads);
   divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   if constexpr (kKeys) keys.hold();
   if constexpr (kValues) values.hold();
   const InverseNorms<A, Fn::kInverseNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
-  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
+  const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
 
   A att[kPer], own[kPer], acc[kPer];
   A m = kLowest<A>, l = 0;         // l: the lane's part until the row ends
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   };
 
   auto close_row = [&] {
-    l = kMode >= kOptions && args.given ? A(1) : batch_sum<kEdges>(l, place.mask());
-    if (kMode >= kOptions && args.given) m = 0;
+    l = has_arrays(kMode) && args.given ? A(1) : Team::batch_sum(place, l);
+    if (has_arrays(kMode) && args.given) m = 0;
     Team::sum_lanes(acc, place.mask());
   };
   auto clear = [&] {
@@ -159,16 +159,16 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   auto leave = [&] { pieces.leave(place, acc, m, l); };
   auto add = [&](int team, int thread) {
     pieces.add_to(acc, m, l, team, thread);
-    if (kMode >= kOptions && args.given) l = 1;
+    if (has_arrays(kMode) && args.given) l = 1;
   };
   auto emit = [&](I row, bool lead, bool complete) {
     emit_forward<S, kVecs>(args, shares, place, row, lead, complete, acc, m, l);
   };
 
   if (walk.pending) ask_row(walk.row);
-  EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  EdgeOptions<Fn, S, Team, I, true, has_edge_term(kMode)> options(args, place, walk, window.slot);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
+  EdgeWindow<I, Team> window(args.graph, walk, place);
+  EdgeOptions<Fn, S, Team, I, true, kMode> options(args, place, walk, window.slot);
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4 && kBytes == 16;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
   auto take = [&] {  // whole warp
@@ -183,13 +183,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       other_over[t] = norms.other(window.index[t]);
     }
     ahead.ask(keys.at[0], keys.stride);
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       options.ask(args, window, walk, place.head);
     } else {
       window.advance(walk);
     }
     ahead.advance(walk);
-    if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
+    if constexpr (kMode > kPlain) options.draw(args, seed, place.head, window.slot);
     if (kKeys && fresh) take_row();
     if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
 
@@ -219,23 +219,23 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
           for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
           partial[u] = sum.sum(args.coefficient);
         }
-        const A sum = sum_of_own_edge<kRows>(partial, place.row_lane(), place.row_width());
+        const A sum = Team::sum_of_own_edge(place, partial);
         s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
       } else {
         s = own_scalar + source_scalar[turn];
       }
       A factor = 1;
-      if constexpr (kMode >= kOptions) {
+      if constexpr (kMode > kPlain) {
         const auto edge = options.of(args, turn, window.slot, place.head, valid);
         factor = edge.keep * edge.scale;
         s += edge.logit_term;
         if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
         // logits_out may alias logit_term: the barrier lets the other lanes that own this edge read their term first.
-        if (args.logits_out) {
+        if (has_arrays(kMode) && args.logits_out) {
           __syncwarp();
           if (valid) args.logits_out[edge.at] = s * A(kLn2);
         }
-        if (args.given) factor = valid ? args.given[edge.at] : A(0), s = 0;
+        if (has_arrays(kMode) && args.given) factor = valid ? args.given[edge.at] : A(0), s = 0;
       } else if constexpr (Fn::kScalar) {
         s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
       }
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
 
       // Softmax. An idle sub-warp continues with an edge of its last row and weight 0.
       if (__any_sync(kFullWarp, s > m)) {
-        const A top = max(m, batch_max<kEdges>(s));
+        const A top = max(m, Team::batch_max(place, s));
         const A shrink = top > m ? power_of_two(m - top) : A(1);
         m = top;
         l *= shrink;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       l += p;
       A w[kRows];
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) w[u] = Team::from_owner(kMode >= kOptions ? p * factor : p, u);
+      for (int u = 0; u < kRows; ++u) w[u] = Team::from_owner(place, kMode > kPlain ? p * factor : p, u);
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
 #pragma unroll

@@ -69,7 +69,7 @@ struct InverseNorms<A, true> {
     if (over != 0) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) dot = fma(sum[k], own[k], dot);
-      dot = team_sum(dot, place.row_width(), place.mask()) * fabs(over);
+      dot = place.sum_of_row(dot, place.mask()) * fabs(over);
     }
     const A along = over > 0 ? dot * over : A(0), scale = factor * A(kLn2) * fabs(over);
 #pragma unroll

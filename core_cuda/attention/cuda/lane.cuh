@@ -8,11 +8,13 @@
 namespace edgeless::cuda {
 
 // Target occupancy of a kernel in blocks per SM.
-template <class Fn, class S, class Team>
+template <class Fn, class S, class I, class Team>
 constexpr int min_blocks(Pass pass, int mode, int vectors) {
   constexpr int kNumbers = kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
-  return min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers, Team::kRows * Team::kTurns,
-                    Team::kNarrow, has_edge_term(mode));
+  const int blocks = min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers,
+                                Team::kRows * Team::kTurns, Team::kNarrow, has_edge_term(mode));
+  const int most = most_long_blocks(pass, Fn::kScore);
+  return sizeof(I) + sizeof(Arithmetic<S>) > 8 && blocks > most ? most : blocks;
 }
 
 // Byte offsets of a lane's vectors: its vector v is vector v * width + lane of the row. Lanes beyond the row's end read
@@ -164,15 +166,18 @@ __device__ __forceinline__ int64_t edge_id(const CompressedGraph& graph, I posit
 // The current batch: up to kEdges edges of one row in each of kTurns rounds. Indices are prefetched one batch ahead,
 // one by each lane that owns an edge. Entries beyond the batch's end repeat one of its edges, so that no row reads data
 // of another row's edges.
-template <class I, int kEdges, int kTurns>
+template <class I, class Team>
 struct EdgeWindow {
+  static constexpr int kEdges = Team::kEdges, kTurns = Team::kTurns;
+  using Place = typename Team::Place;
+  const Place& place;
   const I* indices;
   int slot;         // edge of a round that this lane owns
   I index[kTurns];  // the gathered end of that edge
   int count;        // edges of the batch, 0 for an idle sub-warp
 
-  __device__ EdgeWindow(const CompressedGraph& graph, const Walk<I>& walk)
-      : indices(held(static_cast<const I*>(graph.indices))), slot(held(static_cast<int>(threadIdx.x % kEdges))) {
+  __device__ EdgeWindow(const CompressedGraph& graph, const Walk<I>& walk, const Place& place)
+      : place(place), indices(held(static_cast<const I*>(graph.indices))), slot(held(Team::slot(place))) {
     const int64_t last = graph.num_edges - 1;
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
@@ -222,7 +227,7 @@ struct EdgeWindow {
       const int last = max(count_of(t), 1) - 1;
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
-        const I j = from_owner<kEdges>(owned, min(kRows == kEdges ? u : slot, last));
+        const I j = Team::from_any_owner(place, owned, min(kRows == kEdges ? u : slot, last));
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) raw[t][u][v] = load_shared_row<R>(rows.row(v, j));
       }
@@ -409,6 +414,11 @@ struct StatPointer {
   }
 };
 
+template <int kMode, class A>
+__device__ __forceinline__ bool draws(const Args<A>& args) {
+  return has_edge_term(kMode) ? args.has_dropout : kMode == kDropout || kMode == kOptions;
+}
+
 template <class A>
 __device__ __forceinline__ bool dropout_keeps(const Args<A>& args, uint64_t seed, int64_t edge_id, int head) {
   const Philox4 drawn = philox(seed, static_cast<uint64_t>(edge_id), static_cast<uint32_t>(head) >> 2);
@@ -423,15 +433,15 @@ __device__ __forceinline__ A dropout_factor(const Args<A>& args, uint64_t seed, 
 
 // Values of the per-edge arrays for one edge. Logit terms exist for gat and the dot product, value terms for the dot
 // product.
-template <class Fn, class A>
+template <class Fn, class A, int kMode>
 struct EdgeArrays {
-  static constexpr bool kLogitTerm = Fn::kOwnValue, kValueTerm = Fn::kOwnValue && !Fn::kScalar;
+  static constexpr bool kLogitTerm = has_arrays(kMode) && Fn::kOwnValue, kValueTerm = kLogitTerm && !Fn::kScalar;
   A scale = 1, logit_term = 0, value_term = 0;
 
   EdgeArrays() = default;
   __device__ __forceinline__ EdgeArrays(const Args<A>& args, int64_t id, int head, bool valid) {
     const int64_t at = id * args.heads + head;
-    if (args.scale && valid) scale = args.scale[id * args.scale_edge + head * args.scale_head];
+    if (has_arrays(kMode) && args.scale && valid) scale = args.scale[id * args.scale_edge + head * args.scale_head];
     if (kLogitTerm && args.logit_term && valid)
       logit_term = __ldcs(args.logit_term + at) * (Fn::kScalar ? A(1) : A(kLog2e));
     if (kValueTerm && args.value_term && valid) value_term = __ldcs(args.value_term + at);
@@ -439,14 +449,14 @@ struct EdgeArrays {
 };
 
 // All options of an edge that a lane owns.
-template <class Fn, class A>
-struct EdgeFactors : EdgeArrays<Fn, A> {
+template <class Fn, class A, int kMode>
+struct EdgeFactors : EdgeArrays<Fn, A, kMode> {
   int64_t at;  // of [E, H] arrays
   A keep;      // by dropout: 0 or 1 / (1 - p)
 
-  __device__ __forceinline__ EdgeFactors(const EdgeArrays<Fn, A>& arrays, const Args<A>& args, int64_t id, int head,
-                                         A keep)
-      : EdgeArrays<Fn, A>(arrays), at(id * args.heads + head), keep(keep) {}
+  __device__ __forceinline__ EdgeFactors(const EdgeArrays<Fn, A, kMode>& arrays, const Args<A>& args, int64_t id,
+                                         int head, A keep)
+      : EdgeArrays<Fn, A, kMode>(arrays), at(id * args.heads + head), keep(keep) {}
 };
 
 // The options of the edges of a batch that a lane owns, one edge in each round (kTurns).
@@ -458,18 +468,19 @@ struct EdgeFactors : EdgeArrays<Fn, A> {
 // neighbouring sub-warps that process the same edges, for two or four heads, draw for one edge each and vote, which
 // leaves a bit for each edge. (Votes that cover later batches as well would need fewer draws yet. But a draw that is
 // not made in every batch waits for its edge's id, and so for all rows in flight.)
-template <class Fn, class S, class Team, class I, bool kForward, bool kEdgeTerms>
+template <class Fn, class S, class Team, class I, bool kForward, int kMode>
 struct EdgeOptions {
   using A = Arithmetic<S>;
+  using Arrays = EdgeArrays<Fn, A, kMode>;
   static constexpr int kTurns = Team::kTurns;
   // Arrays are read before the draw, except where ptxas would then move a row's load behind it (docs/decisions/0043).
   static constexpr bool kEarlyArrays = kTurns == 1 && (!kForward || !Fn::kOwnValue || (Fn::kScalar && sizeof(S) == 2));
   // With edge terms, ids are prefetched a batch ahead in any case.
-  static constexpr int kAhead = kEdgeTerms ? kTurns : 1;
+  static constexpr int kAhead = has_edge_term(kMode) ? kTurns : 1;
   I ids[kTurns] = {};
   IdAhead<I> ahead[kAhead];
   // With one round:
-  EdgeArrays<Fn, A> arrays;
+  Arrays arrays;
   A keep = 1;  // by dropout: 0 or 1 / (1 - p)
   // With several rounds:
   int voters = 0;     // lanes that vote together; 0: each draws for its own edges
@@ -482,7 +493,7 @@ struct EdgeOptions {
     for (int t = 0; t < kAhead; ++t) ahead[t].begin(args.graph, walk, t * Team::kEdges + slot);
     const int heads = args.heads | args.layout.heads_per_slice;
     const int together = (heads % 4 == 0 ? 4 : heads % 2 == 0 ? 2 : 1) * place.width();
-    if (kTurns > 1 && args.has_dropout && together >= Team::kBatch) voters = together;
+    if (kTurns > 1 && draws<kMode>(args) && together >= Team::kBatch) voters = together;
   }
 
   // Issues the loads of the batch's options and moves to the next batch. Called once the loads of the batch's rows are
@@ -497,9 +508,9 @@ struct EdgeOptions {
 #pragma unroll
       for (int t = 0; t < kTurns; ++t) ids[t] = ahead[t].next;
       if constexpr (kEarlyArrays) {
-        arrays = EdgeArrays<Fn, A>(args, static_cast<int64_t>(ids[0]), head, window.slot < window.count);
+        arrays = Arrays(args, static_cast<int64_t>(ids[0]), head, window.slot < window.count);
       }
-      if (kEdgeTerms && args.proj) {
+      if (has_edge_term(kMode) && args.proj) {
 #pragma unroll
         for (int t = 0; t < kTurns; ++t) {
           ask_l2(args.edge_attr.base + static_cast<int64_t>(ids[t]) * args.edge_attr.row);
@@ -509,7 +520,7 @@ struct EdgeOptions {
 #pragma unroll
       for (int t = 0; t < kTurns; ++t) ahead[t].advance(args.graph, walk, t * Team::kEdges + window.slot);
     } else {
-      if (!voters || args.has_edge_arrays) window.load_ids(args.graph, walk, ids);
+      if (!voters || has_arrays(kMode)) window.load_ids(args.graph, walk, ids);
       window.advance(walk);
     }
   }
@@ -517,7 +528,7 @@ struct EdgeOptions {
   // Whole warp.
   __device__ __forceinline__ void draw(const Args<A>& args, uint64_t seed, int head, int slot) {
     if (Fn::kScalar) __syncwarp();  // else ptxas moves the last row's load behind the draw, to its use
-    if (!args.has_dropout) return;
+    if (!draws<kMode>(args)) return;
     if constexpr (kTurns == 1) {
       keep = dropout_factor(args, seed, static_cast<int64_t>(ids[0]), head);
       return;
@@ -540,16 +551,13 @@ struct EdgeOptions {
   }
 
   // The options of the edge that this lane owns in a round.
-  __device__ __forceinline__ EdgeFactors<Fn, A> of(const Args<A>& args, int turn, int slot, int head,
-                                                   bool valid) const {
+  __device__ __forceinline__ EdgeFactors<Fn, A, kMode> of(const Args<A>& args, int turn, int slot, int head,
+                                                          bool valid) const {
     const int64_t id = static_cast<int64_t>(ids[turn]);
     if constexpr (kEarlyArrays) return {arrays, args, id, head, keep};
-    if constexpr (kTurns == 1) return {EdgeArrays<Fn, A>(args, id, head, valid), args, id, head, keep};
-    const bool keeps = !args.has_dropout || kept >> (turn * Team::kEdges + slot) & 1;
-    return {EdgeArrays<Fn, A>(args, id, head, valid), args, id, head,
-            !args.has_dropout ? A(1)
-            : keeps           ? args.keep_scale
-                              : A(0)};
+    if constexpr (kTurns == 1) return {Arrays(args, id, head, valid), args, id, head, keep};
+    const bool drops = draws<kMode>(args), keeps = !drops || kept >> (turn * Team::kEdges + slot) & 1;
+    return {Arrays(args, id, head, valid), args, id, head, !drops ? A(1) : keeps ? args.keep_scale : A(0)};
   }
 };
 

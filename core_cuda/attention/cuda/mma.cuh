@@ -324,11 +324,12 @@ struct MmaShare {
 };
 
 // The options of the edge of a batch that a lane owns, see EdgeOptions.
-template <class Fn, class I, int kEdges, bool kForward>
+template <class Fn, class I, int kEdges, bool kForward, int kMode>
 struct MmaEdge {
+  using Arrays = EdgeArrays<Fn, float, kMode>;
   IdAhead<I> ahead;
   I id = 0;
-  EdgeArrays<Fn, float> arrays;
+  Arrays arrays;
   float keep = 1;
 
   __device__ MmaEdge(const CompressedGraph& graph, const Walk<I>& walk) {
@@ -341,13 +342,13 @@ struct MmaEdge {
                                        int count) {
     const int slot = threadIdx.x % kEdges;
     id = ahead.next;
-    arrays = EdgeArrays<Fn, float>(args, static_cast<int64_t>(id), head, slot < count);
+    arrays = Arrays(args, static_cast<int64_t>(id), head, slot < count);
     ahead.advance(args.graph, walk, slot);
     if (kForward) __syncwarp();  // as in EdgeOptions
-    if (args.has_dropout) keep = dropout_factor(args, seed, static_cast<int64_t>(id), head);
+    if (draws<kMode>(args)) keep = dropout_factor(args, seed, static_cast<int64_t>(id), head);
   }
 
-  __device__ __forceinline__ EdgeFactors<Fn, float> factors(const Args<float>& args, int head) const {
+  __device__ __forceinline__ EdgeFactors<Fn, float, kMode> factors(const Args<float>& args, int head) const {
     return {arrays, args, static_cast<int64_t>(id), head, keep};
   }
 };

@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   const InverseNorms<float, Fn::kInverseNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
   const Pointers grad_rows(args.grad_out, place, args.value_vectors),
       out_rows(args.saved_out, place, args.value_vectors);
-  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
-  const bool has_grad = kMode == kPlain || args.grad_out;
+  const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
+  const bool has_grad = !has_arrays(kMode) || args.grad_out;
   const MmaShare<kEdges> share;
 
   MmaScore<Fn, S, kTeam, kVecs, kEdges> score;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
-  MmaEdge<Fn, I, kEdges, false> owned(args.graph, walk);
+  MmaEdge<Fn, I, kEdges, false, kMode> owned(args.graph, walk);
   auto take = [&] {  // whole warp
     window.take(walk);
     const int n = window.count;
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     float other_over[kEdges];
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) other_over[u] = norms.other(window.index[u]);
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       owned.take(args, seed, walk, place.head, n);
     }
     if (__any_sync(kFullWarp, fresh)) take_rows();
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
       dp[u] = times_own<S, kTeam>(kValues ? value_raw[u] : key_raw[u], grad, quad);
     }
 
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       const bool valid = share.edge < n;
       const auto edge = owned.factors(args, place.head);
       float logit = share.mine(s), product = share.mine(dp);
@@ -178,14 +178,14 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
       const float p = power_of_two(logit - shift);
       product += edge.value_term;
       const bool writes = valid && place.lane < kEdges;
-      if (args.grad_scale && writes) args.grad_scale[edge.at] = p * edge.keep * product;
-      if (args.weights_out && writes) {
+      if (has_arrays(kMode) && args.grad_scale && writes) args.grad_scale[edge.at] = p * edge.keep * product;
+      if (has_arrays(kMode) && args.weights_out && writes) {
         args.weights_out[edge.at] = p * edge.keep * (args.weights_scaled ? edge.scale : 1);
       }
       product *= edge.scale;
-      if (args.grad_weights && valid) product += args.grad_weights[edge.at];
+      if (has_arrays(kMode) && args.grad_weights && valid) product += args.grad_weights[edge.at];
       const float mine = valid ? p * (edge.keep * product - delta) : 0;
-      if (args.ds_out && writes) args.ds_out[edge.at] = mine;
+      if (has_arrays(kMode) && args.ds_out && writes) args.ds_out[edge.at] = mine;
       share.all(mine, ds);
     } else {
 #pragma unroll

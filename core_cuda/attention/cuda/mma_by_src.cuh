@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   grads.hold();
   const InverseNorms<float, Fn::kInverseNorms> norms(args, args.src_over_norm, args.dst_over_norm, place.head);
   const StatPointer<Fn, S> stats(args, place.head);
-  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
-  const bool has_grad = kMode == kPlain || args.grad_out;
+  const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
+  const bool has_grad = !has_arrays(kMode) || args.grad_out;
   const MmaShare<kEdges> share;
 
   MmaScore<Fn, S, kTeam, kVecs, kEdges> score;
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
-  MmaEdge<Fn, I, kEdges, false> owned(args.graph, walk);
+  MmaEdge<Fn, I, kEdges, false, kMode> owned(args.graph, walk);
   auto take = [&] {  // whole warp
     window.take(walk);
     const int n = window.count;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
         for (int v = 0; v < kVecs; ++v) grad_raw[u][v] = uint4{0, 0, 0, 0};
       }
     }
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       owned.take(args, seed, walk, place.head, n);
     }
     if (__any_sync(kFullWarp, fresh)) take_rows();
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
       }
     }
 
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       const bool valid = share.edge < n;
       const auto edge = owned.factors(args, place.head);
       float logit = share.mine(s), product = share.mine(dp);
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
       product += edge.value_term;
       const float factor = edge.keep * edge.scale;
       product *= factor;
-      if (args.grad_weights && valid) product += edge.keep * args.grad_weights[edge.at];
+      if (has_arrays(kMode) && args.grad_weights && valid) product += edge.keep * args.grad_weights[edge.at];
       float shift = stat[0].shift, delta = stat[0].delta;
 #pragma unroll
       for (int u = 1; u < kEdges; ++u) {

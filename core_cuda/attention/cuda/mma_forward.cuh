@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
   keys.hold();
   if constexpr (kValues) values.hold();
   const InverseNorms<float, Fn::kInverseNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
-  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
+  const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
   const MmaShare<kEdges> share;
 
   MmaScore<Fn, S, kTeam, kVecs, kEdges> score;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
   };
 
   auto close_row = [&] {
-    if (kMode >= kOptions && args.given) m = 0, l = 1;
+    if (has_arrays(kMode) && args.given) m = 0, l = 1;
   };
   auto clear = [&] {
     m = -INFINITY, l = 0;
@@ -74,14 +74,14 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
   auto leave = [&] { pieces.leave(place, acc, m, l); };
   auto add = [&](int team, int thread) {
     pieces.add_to(acc, m, l, team, thread);
-    if (kMode >= kOptions && args.given) l = 1;
+    if (has_arrays(kMode) && args.given) l = 1;
   };
   auto emit = [&](I row, bool lead, bool complete) {
     emit_forward<S, kVecs>(args, shares, place, row, lead, complete, acc, Fn::kAtt ? m + own_scalar : m, l);
   };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
-  MmaEdge<Fn, I, kEdges, true> owned(args.graph, walk);
+  MmaEdge<Fn, I, kEdges, true, kMode> owned(args.graph, walk);
   auto take = [&] {  // whole warp
     window.take(walk);
     const int n = window.count;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     float other_over[kEdges];
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) other_over[u] = norms.other(window.index[u]);
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       owned.take(args, seed, walk, place.head, n);
     }
     if (__any_sync(kFullWarp, fresh)) take_rows();
@@ -101,17 +101,17 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) s[u] = norms.logit(s[u], own_over, other_over[u]);
     float factor[kEdges];
-    if constexpr (kMode >= kOptions) {
+    if constexpr (kMode > kPlain) {
       const bool valid = share.edge < n;
       const auto edge = owned.factors(args, place.head);
       float mine = share.mine(s), weight = edge.keep * edge.scale;
       mine += edge.logit_term;
       // logits_out may alias logit_term: the barrier lets the other lanes that own this edge read their term first.
-      if (args.logits_out) {
+      if (has_arrays(kMode) && args.logits_out) {
         __syncwarp();
         if (valid) args.logits_out[edge.at] = (mine + (Fn::kAtt ? own_scalar : 0)) * float(kLn2);
       }
-      if (args.given) weight = valid ? args.given[edge.at] : 0, mine = 0;
+      if (has_arrays(kMode) && args.given) weight = valid ? args.given[edge.at] : 0, mine = 0;
       share.all(mine, s);
       share.all(weight, factor);
     }
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     for (int u = 0; u < kEdges; ++u) {
       float w = power_of_two(s[u] - m);
       l += w;
-      if constexpr (kMode >= kOptions) w *= factor[u];
+      if constexpr (kMode > kPlain) w *= factor[u];
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) {
         float x[8];

@@ -1,12 +1,14 @@
-// Decisions of the launcher: which kernel of the table, how many lanes per row, how the graph is partitioned. Pure
-// functions of sizes, so that results depend on nothing else. No CUDA and no torch.
+// Decisions of the launcher: which kernel, how many lanes per row, how the graph is partitioned. Pure functions of
+// sizes, so that results depend on nothing else. No CUDA and no torch.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "../../common/partition.h"
-#include "kernel_table.h"
+#include "../../common/storage.h"
+#include "../../thresholds.h"
+#include "kernel.h"
 
 namespace edgeless::cuda {
 
@@ -18,7 +20,8 @@ struct Problem {
   Score score = Score::dot;
   Storage storage = Storage::f32;
   bool wide_index = false;
-  bool options = false;    // any input beyond the plain ones
+  bool dropout = false;
+  bool arrays = false;     // per-edge arrays are read or written
   bool edge_term = false;  // gatv2 with edge features
   int edge_dim = 0;        // features per edge
   int edge_arrays = 0;     // per-edge arrays that are read: logit and value terms, weights, gatv2's features
@@ -28,16 +31,27 @@ struct Problem {
   int64_t max_degree = -1;                                // of a row; -1: unknown
 };
 
+// Vectors of the widest row that has kernels.
+constexpr int kMostVectors = 4 * 32;
+
 // Values per vector, bytes per vector, and bytes per value of the opmath dtype.
 constexpr int vector_numbers(Storage storage) { return storage == Storage::f64 ? 2 : is_half(storage) ? 8 : 4; }
 constexpr int bytes_of_vector(Storage storage) { return is_of_four(storage) ? 8 : 16; }
 constexpr int arithmetic_bytes(Storage storage) { return storage == Storage::f64 ? 8 : 4; }
 
 // The storage type by which rows are read. Heads of up to four 16-bit values, which would fill half a vector, have
-// types of their own. key_dim: 0 for gat.
-constexpr Storage storage_of_rows(Storage numbers, int64_t key_dim, int64_t value_dim) {
-  if (!is_half(numbers) || key_dim > 4 || value_dim > 4) return numbers;
+// types of their own; with `fives` (see takes_fives()) also those of 17 to 20, for a lane each. key_dim: 0 for gat.
+constexpr Storage storage_of_rows(Storage numbers, int64_t key_dim, int64_t value_dim, bool fives) {
+  const int64_t fours = (std::max(key_dim, value_dim) + 3) / 4;
+  if (!is_half(numbers) || (fours > 1 && (fours != 5 || !fives))) return numbers;
   return numbers == Storage::f16 ? Storage::f16x4 : Storage::bf16x4;
+}
+
+// Whether rows of 16-bit values may be read for sub-warps of fives (0072). That is decided for both directions of the
+// graph, by that of the destinations. gathered_bytes: of all heads of a node's rows, as they are given.
+constexpr bool takes_fives(int64_t num_edges, int64_t num_dst, int64_t num_src, int64_t gathered_bytes, bool edge_term,
+                           int64_t l2_bytes) {
+  return !edge_term && num_edges >= kFewEdgesARow * num_dst && num_src * gathered_bytes <= l2_bytes;
 }
 
 // Values per head of a hub's segment in the fix-up workspace.
@@ -100,55 +114,68 @@ inline int vectors_of_row(const Problem& problem) {
   return std::max(problem.score == Score::gat ? 0 : problem.key_vectors, problem.value_vectors);
 }
 
-// Returns a kernel of kernels_of(); one with 0 vectors where no kernel holds a row this wide.
+inline Mode mode_of(const Problem& problem) {
+  if (problem.edge_term) return kEdgeTerm;
+  if (problem.arrays) return problem.dropout ? kOptions : kArrays;
+  return problem.dropout ? kDropout : kPlain;
+}
+
+// How the kernels of mma.cuh hold a row of `vectors` vectors.
+constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode) {
+  const bool line = vectors > 4 && pass == Pass::by_src;  // one instruction reads a line of 128 bytes
+  Kernel kernel{false, true, false, 1, vectors > 8 || line ? 8 : 4, 0, mode};
+  if (vectors > kernel.lanes) kernel.vectors = 2;
+  kernel.edges = mma_edges(pass, kernel.vectors);
+  return kernel;
+}
+
+// Returns the kernel of a pass; one with 0 vectors where no kernel holds a row this wide.
 inline Kernel choose_kernel(const Problem& problem, const Device& device) {
-  const int keys = problem.score == Score::gat ? 0 : problem.key_vectors;
-  const int vectors = vectors_of_row(problem);
-  const Mode all = problem.score == Score::gatv2 ? kEdgeTerm : kOptions;
-  const Mode mode = problem.edge_term ? kEdgeTerm : problem.options ? kOptions : kPlain;
+  const Pass pass = problem.pass;
+  const Score score = problem.score;
+  const Storage storage = problem.storage;
+  const int keys = score == Score::gat ? 0 : problem.key_vectors, vectors = vectors_of_row(problem);
   const bool short_rows = problem.num_edges < kFewEdgesARow * problem.num_rows;
   const bool long_rows = problem.num_edges >= kManyEdgesARow * problem.num_rows;
-  const int64_t few = device.multiprocessors * kFewRows * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1);
+  const bool very_long_rows = problem.num_edges >= kLongRows * problem.num_rows;
+  const int64_t few = device.multiprocessors * kFewRows * (very_long_rows ? 2 : 1);
   const bool few_rows = problem.heads == 1 && vectors <= 1 && problem.num_rows <= few;  // too few for one lane per row
   Kernel kernel;
-  const auto edges = [&] { return wide_edges(problem.pass, problem.score, problem.storage, kernel.vectors); };
-  if (vectors > most_vectors(problem.storage)) return kernel;
+  if (vectors > kMostVectors) return kernel;
   kernel.wide_index = problem.wide_index;
-  kernel.mode = mode;
-  if (problem.wide_index || problem.storage == Storage::f64) {
-    kernel.vectors = problem.wide_index ? std::min(4, most_vectors(problem.storage))
-                                        : vectors_of_lane(problem.pass, problem.score, problem.storage, vectors);
-    kernel.mode = all, kernel.edges = edges();
-    if (most_vectors(problem.storage) == 1) kernel.lanes = 1;
-  } else if (use_mma(problem.pass, problem.score, problem.storage, mode, vectors)) {
-    kernel = mma_kernel(problem.pass, vectors, mode, false);
+  kernel.mode = mode_of(problem);
+  const bool plain = kernel.mode == kPlain;
+  if (!short_rows && !problem.edge_term && fives_pay(pass, score, storage, problem.heads, vectors, very_long_rows)) {
+    kernel.vectors = pass == Pass::forward && two_of_ten_pay(score, storage, vectors, very_long_rows) ? 2 : 1;
+    kernel.lanes = vectors / kernel.vectors, kernel.edges = 5;
+  } else if (!problem.wide_index && use_mma(pass, score, is_half(storage) && !problem.edge_term, vectors)) {
+    kernel = mma_kernel(pass, vectors, kernel.mode);
     const int whole = kernel.vectors * kernel.lanes;
-    kernel.whole = mode == kPlain && problem.value_vectors == whole && (keys == 0 || keys == whole);
-  } else if (has_three(problem.pass, problem.score, problem.storage, mode, vectors, short_rows, long_rows)) {
-    kernel.vectors = 3, kernel.edges = edges();
-  } else if (mode != kPlain || !has_plain(problem.pass, problem.score, problem.storage, vectors)) {
-    kernel.vectors = vectors_of_lane(problem.pass, problem.score, problem.storage, vectors);
-    if (kernel.vectors == 4) kernel.mode = all;
-    kernel.edges = edges();
-    if (kernel.mode == kPlain) kernel.mode = kOptions;
-    if (is_narrow(vectors) && narrow_teams_pay(problem.pass, problem.score, problem.heads, short_rows, few_rows)) {
-      kernel.lanes = vectors;
-    }
-    if (kernel.mode == kOptions && kernel.vectors == 1 && vectors > 4 && long_rows) {
-      kernel.edges = many_edges(problem.pass, problem.score);
-    }
-  } else {
+    kernel.whole = problem.value_vectors == whole && (keys == 0 || keys == whole);
+  } else if (storage != Storage::f64 && !problem.edge_term && three_fill_better(vectors) &&
+             three_vectors_pay(pass, score, is_half(storage), !plain, vectors, short_rows, long_rows)) {
+    kernel.vectors = 3, kernel.edges = wide_edges(pass, score, storage, 3);
+  } else if (plain && !loads_much(pass, score, storage, vectors)) {
     kernel.vectors = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
     kernel.lanes = 1;
     while (kernel.vectors * kernel.lanes < vectors) kernel.lanes *= 2;
     const bool narrow = is_narrow(kernel.lanes), one_of_several = kernel.vectors == 1 && kernel.lanes > 4;  // batches
-    const bool has_few = narrow || (one_of_several && problem.storage == Storage::f32);
-    if (few_rows && spread_pays(problem.score, problem.storage)) {
+    const bool has_few = narrow || (one_of_several && storage == Storage::f32);
+    if (few_rows && spread_pays(score, storage)) {
       kernel.lanes = kernel.edges = kSpreadEdges, kernel.spread = true;
     } else if (one_of_several && long_rows) {
-      kernel.edges = many_edges(problem.pass, problem.score);
-    } else if (kernel.vectors == 4 || (has_few && short_rows && few_edges_pay(problem.pass, problem.score, narrow))) {
+      kernel.edges = many_edges(pass, score);
+    } else if (kernel.vectors == 4 || (has_few && short_rows && few_edges_pay(pass, score, narrow))) {
       kernel.edges = kFewEdges;
+    }
+  } else {
+    kernel.vectors = vectors_of_lane(pass, score, storage, vectors);
+    kernel.edges = wide_edges(pass, score, storage, kernel.vectors);
+    if (is_narrow(vectors) && narrow_teams_pay(pass, score, problem.heads, short_rows, few_rows)) {
+      kernel.lanes = vectors;
+    }
+    if (!plain && !problem.edge_term && storage != Storage::f64 && kernel.vectors == 1 && vectors > 4 && long_rows) {
+      kernel.edges = many_edges(pass, score);
     }
   }
   return kernel;
@@ -161,6 +188,12 @@ inline int choose_team_log2(const Kernel& kernel, int vectors) {
   return log2;
 }
 
+// Lanes of a sub-warp, and the sub-warps of a block.
+inline int lanes_of(const Plan& plan) {
+  return has_fives(plan.kernel.lanes) ? plan.kernel.lanes : 1 << plan.layout.team_log2;
+}
+inline int teams_of(const Plan& plan) { return kBlockThreads / 32 * (32 / lanes_of(plan)); }
+
 // Key and value vectors per head that an edge gathers.
 inline int keys_gathered(const Problem& problem) { return problem.score != Score::gat ? problem.key_vectors : 0; }
 inline int values_gathered(const Problem& problem) {
@@ -172,10 +205,11 @@ inline int64_t gathered_of_head(const Problem& problem) {
   return bytes_of_vector(problem.storage) * problem.num_gathered * vectors;
 }
 
-// Heads per head tile: as many as gather no more than L2 holds, where that leaves enough lanes for a row; else 256
-// bytes per node, or more where per-edge arrays are read.
-inline void choose_slice(const Problem& problem, const Device& device, bool mma, Layout& layout) {
-  const int teams = kBlockThreads >> layout.team_log2;
+// Heads per head tile: as many as gather no more than L2 holds, where that leaves enough lanes for a row; else 16
+// vectors per node, or more where per-edge arrays are read and in sub-warps of fives.
+inline void choose_slice(const Problem& problem, const Device& device, Plan& plan) {
+  const int teams = teams_of(plan);
+  const bool mma = plan.kernel.mma;
   const int keys = keys_gathered(problem), values = values_gathered(problem);
   const int vector = bytes_of_vector(problem.storage);
   const int64_t head = gathered_of_head(problem), fits = device.l2_bytes * kAttentionL2Percent / 100;
@@ -184,7 +218,8 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   const int64_t array = 4 * problem.num_edges * problem.heads;
   const bool fits_too = problem.pass == Pass::forward && problem.storage == Storage::f32 && array <= device.l2_bytes;
   const int wanted = fits_too ? 0 : vectors_of_slice(problem.edge_arrays);
-  int64_t most = std::max(16, wanted) / vectors, least = 1;
+  const int usual = has_fives(plan.kernel.lanes) ? kVectorsOfFives : 16;
+  int64_t most = std::max(usual, wanted) / vectors, least = 1;
   while (least * vectors < std::max(wanted, least_vectors_of_slice(problem.pass, problem.score))) least *= 2;
   if (head * most > fits && head * least <= device.l2_bytes) most = std::max(fits / head, std::min(least, most));
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // mma: a warp has one head
@@ -194,7 +229,7 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
     const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
     const double bytes = double(vector) * heads * (keys + values);
     const double worth = double(busy) / teams * problem.heads / (slices * heads) * bytes / (bytes + kBesideRows);
-    if (worth >= best * kGainOfAHead) best = worth, layout.heads_per_slice = heads;
+    if (worth >= best * kGainOfAHead) best = worth, plan.layout.heads_per_slice = heads;
   }
 }
 
@@ -203,8 +238,10 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
   const bool plain = kernel.mode == kPlain;
   if (kernel.mma) return mma_blocks(problem.pass, problem.score, plain, kernel.lanes, kernel.vectors);
   const int numbers = kernel.vectors * vector_numbers(problem.storage) * arithmetic_bytes(problem.storage) / 4;
-  return min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges_of_lane(),
-                    is_narrow(kernel.lanes), has_edge_term(kernel.mode));
+  const int blocks = min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges_of_lane(),
+                                is_narrow(kernel.lanes), has_edge_term(kernel.mode));
+  const bool wide = kernel.wide_index || problem.storage == Storage::f64;
+  return wide ? std::min(blocks, most_long_blocks(problem.pass, problem.score)) : blocks;
 }
 
 // Partitions the graph. A quota of 1024 units hides a block's start; smaller graphs get smaller quotas, to fill the
@@ -214,7 +251,7 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
 inline void choose_partition(const Problem& problem, const Device& device, int blocks_at_once, bool one_turn,
                              Plan& plan) {
   const int heads = plan.layout.heads_per_slice, slices = (problem.heads + heads - 1) / heads;
-  const int64_t chains = (kBlockThreads >> plan.layout.team_log2) / heads;
+  const int64_t chains = teams_of(plan) / heads;
   const int64_t units = problem.num_edges + kRowUnits * problem.num_rows;
   const int64_t wanted_blocks = device.multiprocessors * kBlocksOfAProcessor;
   int64_t share = std::clamp<int64_t>(units * slices / (chains * wanted_blocks), kLeastShare, kMostShare);
@@ -243,8 +280,8 @@ inline void choose_partition(const Problem& problem, const Device& device, int b
 inline bool terms_in_tiles(const Problem& problem, const Plan& plan) {
   const int heads = plan.layout.heads_per_slice, lanes = heads << plan.layout.team_log2;
   const bool sixteen_bits = is_half(problem.storage) || is_of_four(problem.storage);
-  return sixteen_bits && plan.kernel.mode == kEdgeTerm && !plan.kernel.wide_index && is_narrow(plan.kernel.lanes) &&
-         (heads & (heads - 1)) == 0 && lanes >= kLeastTermLanes && problem.edge_dim >= kLeastTermFeatures;
+  return sixteen_bits && plan.kernel.mode == kEdgeTerm && is_narrow(plan.kernel.lanes) && (heads & (heads - 1)) == 0 &&
+         lanes >= kLeastTermLanes && problem.edge_dim >= kLeastTermFeatures;
 }
 
 inline Plan make_plan(const Problem& problem, const Device& device) {
@@ -252,7 +289,7 @@ inline Plan make_plan(const Problem& problem, const Device& device) {
   plan.kernel = choose_kernel(problem, device);
   if (plan.kernel.vectors) {
     plan.layout.team_log2 = choose_team_log2(plan.kernel, vectors_of_row(problem));
-    choose_slice(problem, device, plan.kernel.mma, plan.layout);
+    choose_slice(problem, device, plan);
     if (terms_in_tiles(problem, plan)) plan.kernel.mode = kEdgeTiles;
     // A single wave was slower where per-edge arrays are read (0056).
     choose_partition(problem, device, resident_blocks(problem, plan.kernel), problem.edge_arrays == 0, plan);

@@ -7,6 +7,8 @@
 // writes the row.
 #pragma once
 
+#include <type_traits>
+
 #include "../../common/partition.cuh"
 #include "../../common/warp.cuh"
 #include "args.h"
@@ -31,6 +33,7 @@ __device__ __forceinline__ T held(T x) {
 // kRowWidth: lanes that hold a row, all lanes of the sub-warp or one.
 template <int kWidth, bool kOneHeadAWarp = false, int kRowWidth = kWidth>
 struct Place {
+  static constexpr bool kFives = false;
   int runtime_width;
   int lane;  // in the sub-warp
   int team, chain, chains;
@@ -55,9 +58,51 @@ struct Place {
   __device__ __forceinline__ int width() const { return kWidth ? kWidth : runtime_width; }
   __device__ __forceinline__ int row_width() const { return kRowWidth ? kRowWidth : runtime_width; }
   __device__ __forceinline__ int row_lane() const { return kRowWidth == kWidth ? lane : lane % kRowWidth; }
+  // The thread that has this lane in the sub-warp `ahead` places on.
+  __device__ __forceinline__ int thread_ahead(int ahead) const { return threadIdx.x + ahead * width(); }
+  // Sum of x over the lanes that hold a row.
+  template <class A>
+  __device__ __forceinline__ A sum_of_row(A x, unsigned mask) const {
+    return team_sum(x, row_width(), mask);
+  }
   // The lane mask of the sub-warp in its warp.
   __device__ unsigned mask() const {
     return width() == 32 ? kFullWarp : ((1u << width()) - 1) << (threadIdx.x & 31 & ~(width() - 1));
+  }
+};
+
+// The same for sub-warps of five or ten lanes.
+template <int kWidth>
+struct PlaceOfFives : TeamOfFives<kWidth> {
+  using Team = TeamOfFives<kWidth>;
+  static constexpr bool kFives = true;
+  int team, chain, chains;
+  int chain_distance;
+  int head;
+  bool working;
+
+  __device__ PlaceOfFives(const Layout& layout, int all_heads)
+      : Team(held(Team::first_of_thread()), held(Team::lane_of_thread())) {
+    const int heads = layout.heads_per_slice;
+    team = threadIdx.x / 32 * Team::kTeams + Team::first / kWidth;
+    chains = kBlockThreads / 32 * Team::kTeams / heads;
+    chain = team / heads;
+    chain_distance = heads;
+    head = static_cast<int>(blockIdx.y) * heads + team % heads;
+    working = Team::has_team() && chain < chains && head < all_heads;
+    if (!working) head = 0;
+  }
+
+  static constexpr __device__ int width() { return kWidth; }
+  static constexpr __device__ int row_width() { return kWidth; }
+  __device__ __forceinline__ int row_lane() const { return Team::lane; }
+  __device__ __forceinline__ int thread_ahead(int ahead) const {
+    const int other = team + ahead;
+    return other / Team::kTeams * 32 + other % Team::kTeams * kWidth + Team::lane;
+  }
+  template <class A>
+  __device__ __forceinline__ A sum_of_row(A x, unsigned mask) const {
+    return Team::sum_of_lanes(x, kWidth, mask);
   }
 };
 
@@ -67,6 +112,7 @@ struct Place {
 template <int kLanes, int kBatchEdges, bool kSpreadEdges = false>
 struct TeamShape {
   static constexpr int kWidth = kLanes, kBatch = kBatchEdges;
+  static constexpr bool kFives = has_fives(kWidth);
   static constexpr int kTurns = kWidth && kWidth < kBatch ? kBatch / kWidth : 1;
   static constexpr int kEdges = kBatch / kTurns;
   static constexpr bool kNarrow = is_narrow(kWidth);
@@ -74,18 +120,48 @@ struct TeamShape {
   static constexpr int kRowWidth = kSpread ? 1 : kWidth;  // lanes that hold a row
   static constexpr int kRows = kSpread ? 1 : kEdges;      // of a round, that a lane reads
   static_assert(!kSpread || kWidth == kEdges);
+  static_assert(!kFives || kEdges == 5);
+  using Place = std::conditional_t<kFives, PlaceOfFives<kWidth>, cuda::Place<kWidth, false, kRowWidth>>;
 
-  // x of the lane that owns edge u, in the lanes that read the row of that edge.
+  // The edge of a round that a lane owns.
+  static __device__ __forceinline__ int slot(const Place& place) {
+    if constexpr (kFives) return place.owned;
+    return threadIdx.x % kEdges;
+  }
+  // x of the lane that owns edge u.
   template <class T>
-  static __device__ __forceinline__ T from_owner(T x, int u) {
-    return kSpread ? x : cuda::from_owner<kEdges>(x, u);
+  static __device__ __forceinline__ T from_any_owner(const Place& place, T x, int u) {
+    if constexpr (kFives) return place.from_owner(x, u);
+    return cuda::from_owner<kEdges>(x, u);
+  }
+  // The same in the lanes that read the row of that edge.
+  template <class T>
+  static __device__ __forceinline__ T from_owner(const Place& place, T x, int u) {
+    return kSpread ? x : from_any_owner(place, x, u);
+  }
+  // Sums v[u] over the lanes that hold a row; the lanes that own edge u get the sum of v[u]. Whole warp.
+  template <class A>
+  static __device__ __forceinline__ A sum_of_own_edge(const Place& place, const A (&v)[kRows]) {
+    if constexpr (kFives) return place.sum_of_own_edge(v);
+    if constexpr (!kFives) return cuda::sum_of_own_edge<kRows>(v, place.row_lane(), place.row_width());
+  }
+  // Sum and maximum of x over the edges of a round. The latter by the whole warp.
+  template <class A>
+  static __device__ __forceinline__ A batch_sum(const Place& place, A x) {
+    if constexpr (kFives) return place.sum_of_lanes(x, kEdges, place.mask());
+    return cuda::batch_sum<kEdges>(x, place.mask());
+  }
+  template <class A>
+  static __device__ __forceinline__ A batch_max(const Place& place, A x) {
+    if constexpr (kFives) return place.batch_max(x);
+    return cuda::batch_max<kEdges>(x);
   }
   // Adds up over all lanes a vector that each lane has summed over its own edges.
   template <class T, int kPer>
   static __device__ __forceinline__ void sum_lanes(T (&x)[kPer], unsigned mask) {
     if constexpr (kSpread) {
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) x[k] = batch_sum<kEdges>(x[k], mask);
+      for (int k = 0; k < kPer; ++k) x[k] = cuda::batch_sum<kEdges>(x[k], mask);
     }
   }
 };
@@ -198,7 +274,7 @@ __device__ __forceinline__ void merge_pieces(const Walk<I>& walk, const P& place
     const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
     if (shares.status[team] == PieceStatus::none) continue;
     complete = shares.status[team] == PieceStatus::row_ends;
-    add(team, threadIdx.x + ahead * place.width());
+    add(team, place.thread_ahead(ahead));
   }
   emit(walk.last_row, leader.lead, complete);
 }

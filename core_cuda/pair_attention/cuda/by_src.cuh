@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
     }
   };
 
-  PairWindow<kEdges, kDropout> window(args, walk);
+  PairWindow<TeamShape<kWidth, kEdges>, kDropout> window(args, walk, place);
   auto take = [&] {  // called by whole warps
     window.begin(walk);
     uint4 raw[1][kEdges][1];

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
     if (place.lane == 0) args.shift[row] = m, args.shift[args.graph.num_rows + row] = log_base_two(l);
   };
 
-  PairWindow<kEdges, kDropout> window(args, walk);
+  PairWindow<TeamShape<kWidth, kEdges>, kDropout> window(args, walk, place);
   auto take = [&] {  // called by whole warps
     window.begin(walk);
     uint4 raw[1][kEdges][1];

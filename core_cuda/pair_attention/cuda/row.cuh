@@ -23,14 +23,16 @@ __device__ __forceinline__ float dot(const float (&x)[kVec<S>], const float (&y)
 }
 
 // An EdgeWindow that also loads the edges' segments and, with dropout, their original ids.
-template <int kEdges, bool kDropout>
-struct PairWindow : EdgeWindow<int32_t, kEdges, 1> {
-  using Base = EdgeWindow<int32_t, kEdges, 1>;
+template <class Team, bool kDropout>
+struct PairWindow : EdgeWindow<int32_t, Team> {
+  using Base = EdgeWindow<int32_t, Team>;
   const int32_t *pieces, *ids;
   int32_t piece, id = 0;
 
-  __device__ PairWindow(const PairArgs& args, const Walk<int32_t>& walk)
-      : Base(args.graph, walk), pieces(held(static_cast<const int32_t*>(args.graph.edge_ids))), ids(args.drawn_by) {
+  __device__ PairWindow(const PairArgs& args, const Walk<int32_t>& walk, const typename Team::Place& place)
+      : Base(args.graph, walk, place),
+        pieces(held(static_cast<const int32_t*>(args.graph.edge_ids))),
+        ids(args.drawn_by) {
     const int64_t last = args.graph.num_edges - 1, at = min(static_cast<int64_t>(walk.edge) + this->slot, last);
     piece = last < 0 ? 0 : __ldg(pieces + at);
     if (kDropout && last >= 0) id = __ldg(ids + at);

@@ -31,7 +31,8 @@ def steps_of(
     dtype: torch.dtype,
     sizes: Sizes,
     device: Device,
-    options: bool = False,
+    dropout: bool = False,
+    arrays: bool = False,
     max_degree: int = -1,
     engine: str = "auto",
 ) -> list[Step]:
@@ -39,7 +40,8 @@ def steps_of(
 
     Args:
         op: its name, ``"gatv2_H8_D128"``.
-        options: whether attention has dropout or returned weights.
+        dropout: whether attention has it.
+        arrays: whether attention reads or writes per-edge arrays.
         max_degree: edges of the longest row, -1 where it is not known.
         engine: of sums.
     Raises:
@@ -51,7 +53,7 @@ def steps_of(
         score = _SCORES[kind]
         return attention_steps(
             score, dtype, heads, 1 if score == "gat" else width, width, passes=("forward", "by_dst", "by_src"),
-            max_degrees=[] if max_degree < 0 else [max_degree, max_degree], options=options, **given,
+            max_degrees=[] if max_degree < 0 else [max_degree, max_degree], dropout=dropout, arrays=arrays, **given,
         )  # fmt: skip
     if kind.startswith("spmm"):
         weight = 4 if kind == "spmm_both" else 0

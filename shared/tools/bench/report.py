@@ -63,7 +63,7 @@ def planned(graph: BenchGraph, result: Result) -> Sequence[Step]:
         return []
     sizes = plans.Sizes(graph.num_nodes, graph.num_nodes, graph.num_edges)
     device = Device.of(graph.edge_index.device)
-    steps = plans.steps_of(case.name, DTYPES[case.dtype], sizes, device, options=case.dropout > 0, engine="rowsplit")
+    steps = plans.steps_of(case.name, DTYPES[case.dtype], sizes, device, dropout=case.dropout > 0, engine="rowsplit")
     return plans.of_mode(steps, result.mode)
 
 

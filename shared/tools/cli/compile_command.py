@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compiles the kernels of a log, or of every case without options and with them, and writes the pack."""
+    """Compiles the kernels of a log, or of every case without and with dropout, and writes the pack."""
     check_writable("--out", args.out)
     wanted = _of_logs(args) if args.kernels else _of_plans(args)
     images = {}
@@ -122,8 +122,8 @@ def _kernels(args: argparse.Namespace) -> list[Kernel]:
         for op in ops
         for dtype in args.dtype or suite.get("dtype") or ["fp32"]
         for device in DEVICES.values()
-        for options in (False, True)
-        for step in steps_of(op, DTYPES[dtype], sizes, device, options)
+        for dropout in (False, True)
+        for step in steps_of(op, DTYPES[dtype], sizes, device, dropout)
         for header, expression in step.kernels
     }
     return _sorted(found)

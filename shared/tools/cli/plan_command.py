@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(DEVICES)}, cuda (this machine's) or cpu (default: h200, cpu for a suite of CPU threads)",
     )
     parser.add_argument("--engine", choices=ENGINES, default="auto", help="of sums (default: auto)")
-    parser.add_argument("--options", action="store_true", help="with dropout or returned attention")
+    parser.add_argument("--dropout", action="store_true", help="with dropout of attention")
+    parser.add_argument("--arrays", action="store_true", help="with edge weights or returned attention")
     parser.add_argument("--inference", action="store_true", help="of a layer: without its backward")
     parser.add_argument("--max-degree", type=int, default=-1, help="edges of the longest row, where it is known")
 
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     for name, sizes in graphs_of(args, suite):
         for op in ops:
             for dtype in args.dtype or suite.get("dtype") or ["fp32"]:
-                steps = steps_of(op, DTYPES[dtype], sizes, device, args.options, args.max_degree, args.engine)
+                options = {"dropout": args.dropout, "arrays": args.arrays, "max_degree": args.max_degree}
+                steps = steps_of(op, DTYPES[dtype], sizes, device, engine=args.engine, **options)
                 print(f"{op} {dtype}, {name} ({sizes.num_dst:,} nodes, {sizes.num_edges:,} edges), {device.name}")
                 print("  " + table(steps).replace("\n", "\n  "))
     return 0
@@ -134,13 +136,13 @@ def _sizes(name: str) -> Sizes:
     return Sizes(nodes, nodes, edges)
 
 
-def steps_of(*call) -> list[Step]:
+def steps_of(*call, **options) -> list[Step]:
     """:func:`edgeless.tools.bench.plans.steps_of` for a name that a user typed.
 
     Raises:
         UsageError: for a name that is none.
     """
     try:
-        return plans.steps_of(*call)
+        return plans.steps_of(*call, **options)
     except ValueError as error:
         raise UsageError(str(error)) from error
