@@ -8,7 +8,9 @@ one after the other, so two runs give the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -20,6 +22,7 @@ from torch.fx import Node
 from .. import _C  # noqa: F401  registers the sum
 from ..graph import Graph
 from . import ops
+from .compiled import Code
 from .rules import is_pointwise, name_of, shape_of, space_of
 from .schedule import Nodes, Schedule, Walk, is_fold, is_total
 from .spaces import EDGE, Refused, Sizes
@@ -102,6 +105,25 @@ class Compiled:
     reads: list[Node]
 
 
+class _Examples(threading.local):
+    """Whether the interpreter runs alone in this thread, and walks keep what it computes."""
+
+    kept = False
+
+
+_examples = _Examples()
+
+
+@contextlib.contextmanager
+def keeping_examples():
+    """Runs all walks by the interpreter; their code will be compared with what it computed."""
+    before, _examples.kept = _examples.kept, True
+    try:
+        yield
+    finally:
+        _examples.kept = before
+
+
 class Interpreter:
     """Runs a schedule.
 
@@ -113,6 +135,8 @@ class Interpreter:
     def __init__(self, plan: Schedule, receiving: int):
         self.plan, self.receiving = plan, receiving
         needed = {a for step in plan.steps for node in step.ops for a in node.all_input_nodes} | set(plan.outputs)
+        for walk in plan.walks():
+            walk.code = walk.code or Code(walk, plan.sizes, needed)
         self.steps = [_compile(step, plan.sizes, needed) if isinstance(step, Walk) else step for step in plan.steps]
         self.placeholders = [node for node in plan.module.graph.nodes if node.op == "placeholder"]
         self.constants = {n: getattr(plan.module, n.target) for n in plan.module.graph.nodes if n.op == "get_attr"}
@@ -143,7 +167,14 @@ class Interpreter:
 
     def _walk(self, compiled: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int) -> None:
         walk = compiled.walk
-        arrays, cuts = blocks_of(graph, walk.end == self.receiving, block)
+        receives = walk.end == self.receiving
+        keeps_examples = _examples.kept
+        if walk.code is not None and not keeps_examples:
+            found = walk.code.run(values, graph, sizes, receives)
+            if found is not None:
+                values.update(zip(walk.sinks, found))
+                return
+        arrays, cuts = blocks_of(graph, receives, block)
         reads = [values[node] for node in compiled.reads]
         results: list[Any] = [None] * len(walk.sinks)
         stores = [_store(sink) for sink in walk.sinks]
@@ -151,6 +182,8 @@ class Interpreter:
             part = Block(arrays, start, stop)
             for i, found in enumerate(compiled.run(part, reads, sizes)):
                 results[i] = stores[i](results[i], found, part, sizes, cuts[-1])
+        if walk.code is not None and keeps_examples:
+            walk.code.keep_example(values, graph, sizes, receives, results)
         values.update(zip(walk.sinks, results))
 
 

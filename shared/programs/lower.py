@@ -77,16 +77,17 @@ class Lowered:
     operands: list[Operand] = field(default_factory=list)
 
 
-def lower(walk: Walk, sizes: Sizes, needed: set[Node]) -> Lowered:
+def lower(walk: Walk, sizes: Sizes, needed: set[Node], double: bool = False) -> Lowered:
     """Lowers a walk.
 
     Args:
         sizes: those of the trace.
         needed: the nodes that some step or result reads; arguments of extrema are computed only if they are read.
+        double: whether all floating-point values are float64, whatever they were in the trace.
     Raises:
         NotLowered: an op has no text.
     """
-    return _Lowering(walk, sizes, needed).run()
+    return _Lowering(walk, sizes, needed, double).run()
 
 
 def views(*names: str):
@@ -100,8 +101,8 @@ def views(*names: str):
 
 
 class _Lowering:
-    def __init__(self, walk: Walk, sizes: Sizes, needed: set[Node]):
-        self.walk, self.sizes, self.needed = walk, sizes, needed
+    def __init__(self, walk: Walk, sizes: Sizes, needed: set[Node], double: bool):
+        self.walk, self.sizes, self.needed, self.double = walk, sizes, needed, double
         self.result = Lowered(walk.end)
         self.made: dict[Node, Result] = {}
         self.operands: dict[tuple, Operand] = {}
@@ -136,12 +137,18 @@ class _Lowering:
 
     # Reading --------------------------------------------------------------------------------------------------------
 
-    def item_shape(self, node: Node, value: Optional[Tensor] = None) -> tuple[int, ...]:
+    def item_shape(self, node: Node) -> tuple[int, ...]:
         """The item shape of a node's value."""
         shape, space = shape_of(node), space_of(node)
         if not space.rows:
             return shape
         return tuple(n // self.sizes.of(space.kind) if d == space.dim else n for d, n in enumerate(shape))
+
+    def dtype(self, node: Node) -> torch.dtype:
+        """The dtype of a node's value, or of the first of its values."""
+        value = value_of(node)
+        dtype = (value[0] if isinstance(value, (tuple, list)) else value).dtype
+        return torch.float64 if self.double and dtype.is_floating_point else dtype
 
     def operand(self, node: Node, kind: str) -> Operand:
         """A tensor from outside of the walk."""
@@ -150,7 +157,7 @@ class _Lowering:
             if not isinstance(value, Tensor):
                 raise NotLowered(f"{name_of(node)} as an operand")
             shape = shape_of(node) if kind == "param" else self.item_shape(node)
-            self.operands[node, kind] = Operand(shape, value.dtype, node, kind, space.dim)
+            self.operands[node, kind] = Operand(shape, self.dtype(node), node, kind, space.dim)
         return self.operands[node, kind]
 
     def on_edges(self, node: Node) -> Item:
@@ -197,7 +204,7 @@ class _Lowering:
             like, seed, _, key, p = node.args
             if space.dim != 0 or self.item_shape(like)[0] != 1:
                 raise NotLowered("dropout of joined rows")
-            return Draw(self.item_shape(node), value_of(node).dtype, self.operand(seed, "param"), key, p)
+            return Draw(self.item_shape(node), self.dtype(node), self.operand(seed, "param"), key, p)
         if space.kind == EDGE and space.end is not None and name_of(node) in ("select", "unbind"):
             return self.ids_of(node)
         return self.compute(node, self.on_edges if space.kind == EDGE else self.on_rows)
@@ -224,26 +231,27 @@ class _Lowering:
         if is_pointwise(node) and name in OPS:
             return self.pointwise(node, name, given)
         if isinstance(value, Tensor) and space_of(node).fill is not None:
-            return items.number(space_of(node).fill, value.dtype, self.item_shape(node))
+            return items.number(space_of(node).fill, self.dtype(node), self.item_shape(node))
         raise NotLowered(name)
 
     def pointwise(self, node: Node, name: str, given: Callable) -> Result:
-        value, args = value_of(node), [self.number(given(a)) for a in node.args]
-        first = value[0] if isinstance(value, (tuple, list)) else value
-        common = first.dtype
+        args, dtype = [self.number(given(a)) for a in node.args], self.dtype(node)
+        common = dtype
         operands = [value_of(a) if isinstance(a, Node) else a for a in node.args if isinstance(a, (Node, int, float))]
         if len(operands) == 2:
             common = torch.result_type(*operands) if isinstance(operands[0], Tensor) else operands[1].dtype
         elif operands and isinstance(operands[0], Tensor):
             common = operands[0].dtype
-        args = arguments_of(name, tuple(args), first.dtype, common)
+        if self.double and common.is_floating_point:
+            common = torch.float64
+        args = arguments_of(name, tuple(args), dtype, common)
         if not any(isinstance(a, Item) for a in args):
             raise NotLowered(f"{name} of numbers")
         kwargs = {k: v for k, v in node.kwargs.items() if k in ("alpha", "value", "approximate", "rounding_mode")}
         kwargs |= {k: v for k, v in node.kwargs.items() if k in ("min", "max")}
         out = OPS[name](*args, **kwargs)
         shape = self.item_shape(node)
-        return tuple(out) if isinstance(out, tuple) else expand(cast(out, first.dtype), shape)
+        return tuple(out) if isinstance(out, tuple) else expand(cast(out, dtype), shape)
 
     def number(self, a: Any) -> Any:
         """A number of the trace; a multiple of a size becomes one of the graph's."""
@@ -272,10 +280,10 @@ class _Lowering:
                 src = node.args[2]
             return self.scattered(node, self.on_edges(src), self.on_edges(index), dim, -1)
         source = self.compute(node, self.on_edges)
-        return Total(node, shape, value.dtype, reshape(source, shape))
+        return Total(node, shape, self.dtype(node), reshape(source, shape))
 
     def scattered(self, node: Node, grad: Item, index: Item, dim: int, padding: int) -> Total:
-        shape, dtype = tuple(value_of(node).shape), value_of(node).dtype
+        shape, dtype = tuple(value_of(node).shape), self.dtype(node)
         if index.numel != 1 or dim != 0:
             raise NotLowered(f"{name_of(node)} by several indices of an edge")
         rest, index = reshape(grad, shape[1:]), cast(reshape(index, ()), torch.int64)

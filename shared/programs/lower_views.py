@@ -43,7 +43,7 @@ def _same(low: _Lowering, node: Node, given):
 
 @views("_to_copy")
 def _to_copy(low: _Lowering, node: Node, given):
-    return cast(given(node.args[0]), value_of(node).dtype)
+    return cast(given(node.args[0]), low.dtype(node))
 
 
 @views("expand")
@@ -150,7 +150,7 @@ def _zeros(shape, dtype):
 
 @views("cat")
 def _cat(low: _Lowering, node: Node, given):
-    shape, dtype = low.item_shape(node), value_of(node).dtype
+    shape, dtype = low.item_shape(node), low.dtype(node)
     dim = from_front(argument(node, 1, "dim", 0), len(shape))
     pieces, start = [], 0
     for part in map(given, node.args[0]):
@@ -162,7 +162,7 @@ def _cat(low: _Lowering, node: Node, given):
 
 @views("stack")
 def _stack(low: _Lowering, node: Node, given):
-    shape, dtype = low.item_shape(node), value_of(node).dtype
+    shape, dtype = low.item_shape(node), low.dtype(node)
     dim = from_front(argument(node, 1, "dim", 0), len(shape))
     one = [1 if d == dim else n for d, n in enumerate(shape)]
     parts = [cast(reshape(part, one), dtype) for part in map(given, node.args[0])]
@@ -186,7 +186,7 @@ def _view_backward(low: _Lowering, node: Node, given):
 @views("slice_scatter", "select_scatter")
 def _write_view(low: _Lowering, node: Node, given):
     base, part, shape = given(node.args[0]), given(node.args[1]), low.item_shape(node)
-    dim, dtype = from_front(argument(node, 2, "dim", 0), len(shape)), value_of(node).dtype
+    dim, dtype = from_front(argument(node, 2, "dim", 0), len(shape)), low.dtype(node)
     if name_of(node) == "select_scatter":
         part = reshape(part, [1 if d == dim else n for d, n in enumerate(shape)])
         start, step = node.args[3] % shape[dim], 1
@@ -303,7 +303,7 @@ def _mean(x: Item, dims, less: float = 0) -> Item:
 @views("sum", "mean", "amax", "amin", "prod")
 def _reduced(low: _Lowering, node: Node, given):
     x, name = given(node.args[0]), name_of(node)
-    x, dims = cast(x, value_of(node).dtype), _dims(node, x)
+    x, dims = cast(x, low.dtype(node)), _dims(node, x)
     if name == "mean":
         return _finished(low, node, _mean(x, dims))
     primitive = {"sum": "add", "amax": "max", "amin": "min", "prod": "mul"}[name]
@@ -331,7 +331,7 @@ def _logsumexp(low: _Lowering, node: Node, given):
 
 @views("norm", "linalg_vector_norm")
 def _norm(low: _Lowering, node: Node, given):
-    x = cast(given(node.args[0]), value_of(node).dtype)
+    x = cast(given(node.args[0]), low.dtype(node))
     order, dims = argument(node, 1, "ord", argument(node, 1, "p", 2)), _dims(node, x, 2)
     if order == 2:
         return _finished(low, node, apply("sqrt", reduce("add", apply("mul", x, x), dims)))
@@ -361,7 +361,7 @@ def _var(low: _Lowering, node: Node, given):
 
 @views("_softmax", "_log_softmax")
 def _softmax(low: _Lowering, node: Node, given):
-    x = cast(given(node.args[0]), value_of(node).dtype)
+    x = cast(given(node.args[0]), low.dtype(node))
     dims = [from_front(node.args[1], len(x.shape))] if x.shape else []
     off = apply("sub", x, reduce("max", x, dims))
     powers = apply("exp", off)
@@ -375,4 +375,4 @@ def _softmax(low: _Lowering, node: Node, given):
 def _softmax_backward(low: _Lowering, node: Node, given):
     grad, out, dim = given(node.args[0]), given(node.args[1]), from_front(node.args[2], len(shape_of(node)))
     part = apply("mul", grad, out)
-    return cast(apply("sub", part, apply("mul", out, reduce("add", part, [dim]))), value_of(node).dtype)
+    return cast(apply("sub", part, apply("mul", out, reduce("add", part, [dim]))), low.dtype(node))
