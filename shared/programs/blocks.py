@@ -1,5 +1,5 @@
 """Runs a schedule by blocks of whole rows, with ops of ATen: nothing of the size of the edges is allocated but results
-by edge.
+by edge. Walks with compiled code (:mod:`edgeless.programs.compiled`) run by that.
 
 Each walk becomes a small Python function over one block, so that a block costs little more than its ops. A block has
 whole rows, some :data:`BLOCK_EDGES` edges and at least one row. Rows are summed in the order of the graph, and blocks
@@ -141,7 +141,14 @@ class Interpreter:
         self.placeholders = [node for node in plan.module.graph.nodes if node.op == "placeholder"]
         self.constants = {n: getattr(plan.module, n.target) for n in plan.module.graph.nodes if n.op == "get_attr"}
 
-    def __call__(self, tensors: list[Tensor], graph: Graph, given: Optional[dict] = None, block: int = BLOCK_EDGES):
+    def __call__(
+        self,
+        tensors: list[Tensor],
+        graph: Graph,
+        given: Optional[dict] = None,
+        block: int = BLOCK_EDGES,
+        compiled: bool = True,
+    ):
         """Computes the results from the arguments.
 
         Args:
@@ -149,6 +156,7 @@ class Interpreter:
             graph: has the edges of ``ends``.
             given: values of ``plan.given``.
             block: how many edges a block has.
+            compiled: whether walks may run as compiled code.
         """
         values: dict[Node, Any] = dict(zip(self.placeholders, tensors))
         values.update(self.constants)
@@ -162,29 +170,27 @@ class Interpreter:
                 for node in step.ops:
                     values[node] = call_whole(node, values, self.plan.sizes, sizes)
             else:
-                self._walk(step, values, graph, sizes, block)
+                values.update(zip(step.walk.sinks, self._walk(step, values, graph, sizes, block, compiled)))
         return [values[node] for node in self.plan.outputs]
 
-    def _walk(self, compiled: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int) -> None:
-        walk = compiled.walk
-        receives = walk.end == self.receiving
-        keeps_examples = _examples.kept
-        if walk.code is not None and not keeps_examples:
-            found = walk.code.run(values, graph, sizes, receives)
-            if found is not None:
-                values.update(zip(walk.sinks, found))
-                return
-        arrays, cuts = blocks_of(graph, receives, block)
-        reads = [values[node] for node in compiled.reads]
+    def _walk(self, step: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int, compiled: bool) -> list[Any]:
+        code, receives = step.walk.code, step.walk.end == self.receiving
+        if _examples.kept:
+            code.keep_example(values, graph, sizes, receives, lambda v: self._interpret(step, v, graph, sizes, block))
+        found = code.run(values, graph, sizes, receives) if compiled and not _examples.kept else None
+        return self._interpret(step, values, graph, sizes, block) if found is None else found
+
+    def _interpret(self, step: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int) -> list[Any]:
+        walk = step.walk
+        arrays, cuts = blocks_of(graph, walk.end == self.receiving, block)
+        reads = [values[node] for node in step.reads]
         results: list[Any] = [None] * len(walk.sinks)
         stores = [_store(sink) for sink in walk.sinks]
         for start, stop in zip(cuts, cuts[1:]):
             part = Block(arrays, start, stop)
-            for i, found in enumerate(compiled.run(part, reads, sizes)):
+            for i, found in enumerate(step.run(part, reads, sizes)):
                 results[i] = stores[i](results[i], found, part, sizes, cuts[-1])
-        if walk.code is not None and keeps_examples:
-            walk.code.keep_example(values, graph, sizes, receives, results)
-        values.update(zip(walk.sinks, results))
+        return results
 
 
 def _store(sink: Node) -> Callable:

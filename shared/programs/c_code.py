@@ -35,7 +35,12 @@ _TYPES = {
     torch.uint8: "unsigned char",
     torch.bool: "unsigned char",
 }
-_IDENTITY = {"add": "0", "mul": "1", "sum": "0", "prod": "1"}
+# Choices by bits: of a conditional expression GCC would make branches, to load operands only where they are chosen.
+_CHOICES = {
+    "where": "el_where{m}({0}, {1}, {2})",
+    "max": "el_where{m}(({0} > {1}) | ({0} != {0}), {0}, {1})",
+    "min": "el_where{m}(({0} < {1}) | ({0} != {0}), {0}, {1})",
+}
 
 
 @dataclass
@@ -221,15 +226,18 @@ class _Writer:
         self.end()
 
     def prefetch(self) -> None:
-        near = [(o, n) for o, n in self.operands.items() if o.kind in ("near", "edge")]
-        if not near:
+        """Fetches what edges further on will read and write at places of their own."""
+        ids = "(ids ? (long)ids[p] : p)"
+        places = {"near": "(long)near_[p]", "edge": ids}
+        rows = [(n, places[o.kind], o, 0) for o, n in self.operands.items() if o.kind in places]
+        rows += [(name, ids, result, 1) for result, name in self.results.items()]
+        if not rows:
             return
         self.begin(f"for (long p = p0 + {_AHEAD}; p < p0 + {_AHEAD + self.tile} && p < n_edge; ++p)")
-        for operand, name in near:
-            place = "near_[p]" if operand.kind == "near" else "(ids ? ids[p] : p)"
-            size = operand.numel * _bytes(operand.dtype)
+        for name, place, of, writes in rows:
+            size = of.numel * _bytes(of.dtype)
             for k in range(min((size + 63) // 64, _MOST_LINES)):
-                self.line(f"__builtin_prefetch((const char *){name} + (long){place} * {size} + {64 * k});")
+                self.line(f"__builtin_prefetch((const char *){name} + {place} * {size} + {64 * k}, {writes});")
         self.end()
 
     # Folds ----------------------------------------------------------------------------------------------------------
@@ -391,8 +399,8 @@ class _Writer:
                 self.line(f"bad |= (unsigned long){name} >= {extent}ul;")
                 index += f" + ((unsigned long){name} < {extent}ul ? {name} : 0) * {let.dynamic.stride}"
             return self.at(let.args[0], index)
-        math_suffix = "f" if let.dtype is torch.float32 else ""
-        return TEXTS[let.op].format(*let.args, m=math_suffix, type=scalar_type(let.dtype))
+        text = _CHOICES.get(let.op, TEXTS[let.op]) if let.dtype.is_floating_point else TEXTS[let.op]
+        return text.format(*let.args, m=_suffix(let.dtype), type=scalar_type(let.dtype))
 
     def loop_end(self, end: Union[Store, Accumulate], value: Optional[str]) -> None:
         value = value or end.value
@@ -415,11 +423,15 @@ class _Writer:
             return
         sign = ">" if fold.op == "amax" else "<"
         if fold.argument is None:
-            self.line(f"{at} = {value} {sign} {at} || {value} != {value} ? {value} : {at};")
+            op = "max" if fold.op == "amax" else "min"
+            text = _CHOICES[op] if fold.best.dtype.is_floating_point else TEXTS[op]
+            self.line(f"{at} = {text.format(value, at, m=_suffix(fold.best.dtype))};")
             return
         n, p = f"{fold.best.name}_n[{index}]", f"{fold.best.name}_p[{index}]"
         self.line(f"{{ const int more = ({value} {sign} {at}) | ({value} != {value}), same = {value} == {at};")
-        self.line(f"  {at} = more ? {value} : {at}; {n} = more ? 1 : {n} + same;")
+        chosen = f"el_where{_suffix(fold.best.dtype)}(more, {value}, {at})"
+        chosen = chosen if fold.best.dtype.is_floating_point else f"more ? {value} : {at}"
+        self.line(f"  {at} = {chosen}; {n} = more ? 1 : {n} + same;")
         self.line(f"  {p} = more | same ? (int)(p0 - begin) + s : {p}; }}")
 
     # The whole function ---------------------------------------------------------------------------------------------
@@ -441,6 +453,10 @@ class _Writer:
                 f"      for (long k = 0; k < {n}; ++k) out[k] += in[k]; }} }}",
             ]
         return [*lines, "  return work.bad;", "}"]
+
+
+def _suffix(dtype: torch.dtype) -> str:
+    return "f" if dtype is torch.float32 else ""
 
 
 def _bytes(dtype: torch.dtype) -> int:

@@ -21,6 +21,11 @@ EL_INLINE int el_bits(float x) { int i; memcpy(&i, &x, 4); return i; }
 EL_INLINE float el_float(int i) { float x; memcpy(&x, &i, 4); return x; }
 EL_INLINE long el_bitsd(double x) { long i; memcpy(&i, &x, 8); return i; }
 EL_INLINE double el_double(long i) { double x; memcpy(&x, &i, 8); return x; }
+EL_INLINE float el_wheref(int c, float a, float b) { return el_float((el_bits(a) & -c) | (el_bits(b) & ~-c)); }
+EL_INLINE double el_where(int c, double a, double b) {
+  const long mask = -(long)c;
+  return el_double((el_bitsd(a) & mask) | (el_bitsd(b) & ~mask));
+}
 static void el_philox(unsigned long seed, unsigned long id, unsigned long group, unsigned long *out) {
   const unsigned long mask = 0xFFFFFFFFul;
   unsigned long c0 = id & mask, c1 = id >> 32, c2 = group, c3 = 0, k0 = seed & mask, k1 = seed >> 32;

@@ -122,20 +122,41 @@ def total_text(loop: Loop, product: Product, vector: str, into: str, left: Calla
     """A product of two items, added to a sum over all edges; the loop has no reduced variables."""
     kind, width = ("float", 8) if product.dtype is torch.float32 else ("double", 4)
     along, index = product.along, loop.ends[0].index
-    lines = [_for(v) for v in loop.vars[:-1]]
+    lines = [_for(v) for v in loop.vars[:-2]]
+    rows = loop.vars[-2] if len(loop.vars) > 1 else None
     for _, vectors, singles in _blocks(along.extent, width):
         of, columns = (vector, vectors) if vectors else (kind, singles)
         cast = f"*({vector} *)&" if vectors else ""
-        places = [f"{cast}{into}[{_plus(index, along, start)}]" for start in columns]
-        lines.append(f"{{ {of} " + ", ".join(f"a{c} = {p}" for c, p in enumerate(places)) + ";")
-        lines.append(f"for (int s = 0; s < u; ++s) {{ const {kind} l = {left('s', product.left_index.text())};")
-        for c, start in enumerate(columns):
-            lines.append(f"  a{c} += l * ({cast}{right('s', _plus(product.right_index, along, start))});")
+        together = _divisor(rows.extent, _SUMS // len(columns)) if rows is not None else 1
+        if rows is not None:
+            lines.append(f"for (long {rows.name} = 0; {rows.name} < {rows.extent}; {rows.name} += {together}) {{")
+
+        sums = [(r, c, start) for r in range(together) for c, start in enumerate(columns)]
+        places = {(r, c): f"{cast}{into}[{_plus(_moved(index, rows, r), along, start)}]" for r, c, start in sums}
+        lines.append(f"{{ {of} " + ", ".join(f"a{r}_{c} = {places[r, c]}" for r, c, _ in sums) + ";")
+        lines.append("for (int s = 0; s < u; ++s) {")
+        for r in range(together):
+            lines.append(f"  const {kind} l{r} = {left('s', _moved(product.left_index, rows, r).text())};")
+        varies = rows is not None and _stride(product.right_index, rows)
+        for r, c, start in sums:
+            if r == 0 or varies:
+                place = _plus(_moved(product.right_index, rows, r), along, start)
+                lines.append(f"  const {of} w{r}_{c} = {cast}{right('s', place)};")
+            lines.append(f"  a{r}_{c} += l{r} * w{r if varies else 0}_{c};")
         lines.append("}")
-        lines += [f"{p} = a{c};" for c, p in enumerate(places)]
-        lines.append("}")
-    lines += ["}" for _ in loop.vars[:-1]]
+        lines += [f"{places[r, c]} = a{r}_{c};" for r, c, _ in sums]
+        lines.append("}" if rows is None else "} }")
+    lines += ["}" for _ in loop.vars[:-2]]
     return lines
+
+
+def _moved(index: Index, rows: Optional[Var], step: int) -> Index:
+    return index if rows is None else index + _stride(index, rows) * step
+
+
+def _divisor(extent: int, most: int) -> int:
+    """The largest divisor of an extent that is at most ``most``."""
+    return max(d for d in range(1, max(most, 1) + 1) if extent % d == 0)
 
 
 def _for(v: Var) -> str:

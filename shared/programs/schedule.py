@@ -221,6 +221,7 @@ def steps_text(plan: Schedule, receiving: int) -> str:
         lines.append(
             f"walk by {side[step.end]}: gathers {', '.join(gathers) or 'nothing'}; "
             f"computes {', '.join(names) or 'nothing'}; keeps {', '.join(sinks)}"
+            + (f"; {step.code.text()}" if step.code is not None else "")
         )
     return "\n".join(lines)
 
