@@ -51,14 +51,14 @@ EL_INLINE {T} el_expm1_part{m}({T} x, {T} *two, {T} *rest) {{
 }}
 EL_INLINE {T} el_exp{m}({T} x) {{
   {T} two, rest;
-  x = x < {least} ? {least} : x;
-  x = x > {most} ? {most} : x;
+  x = el_where{m}(x < {least}, {least}, x);
+  x = el_where{m}(x > {most}, {most}, x);
   {T} part = el_expm1_part{m}(x, &two, &rest);
   return (part + {one}) * two * rest;
 }}
 EL_INLINE {T} el_tanh{m}({T} x) {{
   {T} two, rest, y = fabs{m}(x) * {minus2};
-  y = y < {tanh_least} ? {tanh_least} : y;
+  y = el_where{m}(y < {tanh_least}, {tanh_least}, y);
   {T} part = el_expm1_part{m}(y, &two, &rest), scale = two * rest, e = part * scale + (scale - {one});
   return copysign{m}(-e / (e + {twice}), x);
 }}
