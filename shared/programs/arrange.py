@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import torch
 
-from .affine import Index, NotAffine, Split, Var, flat, strides_of, unflat, var
+from .affine import Index, Split, Var, flat, strides_of, var
 from .items import (
     Assemble,
     Draw,
-    EdgeNumber,
     Folded,
     Item,
-    Lookup,
-    Map,
     NotLowered,
     Number,
     Operand,
     Reduce,
-    Reshape,
     RowRead,
-    View,
 )
 from .loops import (
     Accumulate,
@@ -32,18 +27,15 @@ from .loops import (
     Dynamic,
     EdgeResult,
     Fold,
-    Let,
-    Loop,
     Pass,
     Statement,
     Store,
     TotalArray,
 )
 from .lower import Lowered, Total
+from .scalars import Conflict, Needed, Open, Scalars, core_of, is_cheap
 
-_NONE = Index()
-_ARRAYS = (Reduce, Assemble, Draw)  # always
-End = Callable[[Index, str, "_Open"], Union[Store, Accumulate]]
+End = Callable[[Index, str, "Open"], Union[Store, Accumulate]]
 
 
 def arrange(lowered: Lowered) -> Arranged:
@@ -56,61 +48,10 @@ def arrange(lowered: Lowered) -> Arranged:
     while True:
         try:
             return _Arranger(lowered, arrays).run()
-        except _Needed as error:
+        except Needed as error:
             if error.items <= arrays:
                 raise NotLowered("its loops cannot be arranged") from None
             arrays |= error.items
-
-
-class _Needed(Exception):
-    """Items that must become arrays."""
-
-    def __init__(self, items: set[Item]):
-        super().__init__()
-        self.items = items
-
-
-class _Conflict(Exception):
-    """A loop cannot take another statement."""
-
-
-def _is_cheap(item: Item) -> bool:
-    """Whether computing it again costs nothing."""
-    return not isinstance(item, Map) or (item.op in ("cast", "neg") and all(map(_is_leaf, item.args)))
-
-
-def _is_leaf(item: Item) -> bool:
-    return isinstance(item, (Number, Operand, EdgeNumber)) or (
-        isinstance(item, (View, Reshape)) and _is_leaf(item.base)
-    )
-
-
-def _core(item: Item) -> Item:
-    """What an item is a view of."""
-    return _core(item.base) if isinstance(item, (View, Reshape)) else item
-
-
-class _Open:
-    """A loop that is being written.
-
-    Attributes:
-        place: its place among the scope's statements, or -1 for a trial.
-        joins: whether other statements may join it.
-        reads: the arrays of the scope that it reads.
-        uses: the maps that it computes: (map, the map that reads it or None, index).
-    """
-
-    def __init__(self, variables: Sequence[Var], reduced: Sequence[Var] = (), place: int = -1, joins: bool = True):
-        self.loop = Loop(tuple(variables), tuple(reduced))
-        self.place, self.joins = place, joins and not reduced
-        self.named: dict[Any, str] = {}
-        self.uses: list[tuple] = []
-        self.reads: set[Item] = set()
-        self.all = {*variables, *reduced}
-
-    @property
-    def extents(self) -> list[int]:
-        return [v.extent for v in self.loop.vars]
 
 
 class _Scope:
@@ -118,7 +59,7 @@ class _Scope:
 
     def __init__(self, kind: str):
         self.kind = kind
-        self.statements: list[Union[_Open, DrawLoop]] = []
+        self.statements: list[Union[Open, DrawLoop]] = []
         self.made: dict[Item, tuple[Buffer, int]] = {}  # array, and place of the last statement that writes it
 
     def finished(self) -> list[Statement]:
@@ -126,24 +67,22 @@ class _Scope:
         uses: dict[Item, set] = {}
         parents: dict[Item, set] = {}
         for opened in self.statements:
-            for item, parent, index in opened.uses if isinstance(opened, _Open) else ():
+            for item, parent, index in opened.uses if isinstance(opened, Open) else ():
                 uses.setdefault(item, set()).add((opened.place, index))
                 parents.setdefault(item, set()).add(parent)
-        many = {item for item, found in uses.items() if len(found) > 1 and not _is_cheap(item)}
+        many = {item for item, found in uses.items() if len(found) > 1 and not is_cheap(item)}
         if many:
-            raise _Needed({item for item in many if any(parent not in many for parent in parents[item])})
-        return [s.loop if isinstance(s, _Open) else s for s in self.statements]
+            raise Needed({item for item in many if any(parent not in many for parent in parents[item])})
+        return [s.loop if isinstance(s, Open) else s for s in self.statements]
 
 
-class _Arranger:
+class _Arranger(Scalars):
     def __init__(self, lowered: Lowered, arrays: set[Item]):
-        self.lowered, self.arrays = lowered, arrays
+        super().__init__(arrays)
+        self.lowered = lowered
         self.buffers: list[Buffer] = []
-        self.folds: dict[Folded, Fold] = {}
-        self.rows: dict[Item, Buffer] = {}  # items of the row that are arrays
         self.stages: dict[Item, int] = {}
-        self.stack: list[Map] = []
-        self.names = 0
+        self.scope = _Scope("row")
 
     def run(self) -> Arranged:
         low = self.lowered
@@ -227,13 +166,13 @@ class _Arranger:
     def row_statements(self, stage: int, reads: list[Item]) -> list[Statement]:
         """The statements that compute what edges read of the row after this many passes."""
         self.scope = _Scope("row")
-        for core in map(_core, reads):
+        for core in map(core_of, reads):
             if self.stage(core) == stage and not isinstance(core, (Operand, Folded, Number)):
                 self.root(core)
         return self.scope.finished()
 
     def total(self, total: Total, array: TotalArray) -> None:
-        def end(index: Index, value: str, opened: _Open) -> Accumulate:
+        def end(index: Index, value: str, opened: Open) -> Accumulate:
             if total.row is None:
                 return Accumulate(array, index, value)
             row = self.value(total.row, [], opened)
@@ -285,7 +224,7 @@ class _Arranger:
             index = [_index(variables) for variables in nest]
             reduced = [v for d in item.dims for v in nest[d] if v.extent > 1]
             kept = [v for variables in nest for v in variables if v.extent > 1 and v not in reduced]
-            opened = _Open(kept, reduced)
+            opened = Open(kept, reduced)
             try:
                 value = self.value(item.base, index, opened)
                 break
@@ -317,7 +256,7 @@ class _Arranger:
             raise NotLowered("an item without elements")
         refined: dict[int, list[int]] = {}
 
-        def write(opened: _Open, variables: Optional[Sequence[Var]]) -> None:
+        def write(opened: Open, variables: Optional[Sequence[Var]]) -> None:
             nest = _nest(item.shape, refined, variables) if variables is not None else _nest(item.shape, refined)
             index = [_index(each) for each in nest]
             value = self.value(item, index, opened, inside=made is not None)
@@ -329,7 +268,7 @@ class _Arranger:
         while True:  # a trial, which makes all arrays that it reads
             nest = _nest(item.shape, refined)
             variables = [v for each in nest for v in each if v.extent > 1]
-            trial = _Open(variables)
+            trial = Open(variables)
             try:
                 write(trial, variables)
                 break
@@ -338,111 +277,17 @@ class _Arranger:
         first = max((self.scope.made[read][1] for read in trial.reads), default=0)
         for place in range(first, len(self.scope.statements)) if joins else ():
             opened = self.scope.statements[place]
-            if isinstance(opened, _Open) and opened.joins and opened.extents == trial.extents:
+            if isinstance(opened, Open) and opened.joins and opened.extents == trial.extents:
                 before = len(opened.loop.body), len(opened.uses), dict(opened.named), set(opened.reads)
                 try:
                     write(opened, opened.loop.vars)
                     return
-                except _Conflict:
+                except Conflict:
                     del opened.loop.body[before[0] :], opened.uses[before[1] :]
                     opened.named, opened.reads = before[2:]
-        opened = _Open(variables, place=len(self.scope.statements), joins=joins)
+        opened = Open(variables, place=len(self.scope.statements), joins=joins)
         self.scope.statements.append(opened)
         write(opened, variables)
-
-    # Scalars --------------------------------------------------------------------------------------------------------
-
-    def let(self, opened: _Open, key: Any, dtype: torch.dtype, op: str, args: tuple, index=_NONE, dynamic=None) -> str:
-        if key not in opened.named:
-            self.names += 1
-            opened.named[key] = f"t{self.names}"
-            opened.loop.body.append(Let(f"t{self.names}", dtype, op, args, index, dynamic))
-        return opened.named[key]
-
-    def load(self, memory: Union[Operand, Buffer], index: Index, opened: _Open, dynamic=None) -> str:
-        return self.let(opened, (memory, index, dynamic), memory.dtype, "load", (memory,), index, dynamic)
-
-    def value(self, item: Item, index: list[Index], opened: _Open, inside: bool = False) -> str:
-        """The scalar that an item has at an index; ``inside`` computes it even if it is an array."""
-        if isinstance(item, Number):
-            key = ("number", item.dtype, repr(item.value), item.size)
-            return self.let(opened, key, item.dtype, "number", (item.value, item.size))
-        if isinstance(item, EdgeNumber):
-            return self.let(opened, ("edge", item.which), item.dtype, "edge", (item.which,))
-        if isinstance(item, RowRead):
-            return self.value(item.row, index, opened)
-        if not inside:
-            memory = self.memory(item)
-            if memory is not None:
-                return self.element(item, memory, flat(index, item.shape), opened)
-        if isinstance(item, Reshape):
-            memory = self.memory(item.base)
-            if memory is not None:
-                return self.element(item.base, memory, flat(index, item.shape), opened)
-            try:
-                base = unflat(flat(index, item.shape), item.base.shape)
-            except NotAffine:
-                raise _Needed({item.base}) from None
-            return self.value(item.base, base, opened)
-        if isinstance(item, View):
-            try:
-                base = item.at(index)
-            except NotAffine:
-                raise NotLowered("an index that is no sum") from None
-            return self.value(item.base, base, opened)
-        if isinstance(item, Lookup):
-            return self.looked_up(item, index, opened)
-        assert isinstance(item, Map), item
-        key = (item, tuple(index))
-        if key in opened.named:
-            return opened.named[key]
-        if {v for i in index for v in i.variables} != opened.all and not _is_cheap(item):
-            raise _Needed({item})
-        opened.uses.append((item, self.stack[-1] if self.stack else None, tuple(index)))
-        self.stack.append(item)
-        args = tuple(self.value(arg, index, opened) for arg in item.args)
-        self.stack.pop()
-        return self.let(opened, key, item.dtype, item.op, args)
-
-    def memory(self, item: Item) -> Union[Operand, Buffer, None]:
-        """The memory that has an item's elements in order, or None."""
-        if isinstance(item, Operand):
-            return item
-        if isinstance(item, RowRead):
-            return self.memory(item.row)
-        if isinstance(item, Folded):
-            fold = self.folds[item]
-            return fold.best if item.best is None else fold.argument
-        if isinstance(item, _ARRAYS) or item in self.arrays or item in self.rows:
-            return self.root(item)
-        return self.memory(item.base) if isinstance(item, Reshape) else None
-
-    def element(self, item: Item, memory: Union[Operand, Buffer], place: Index, opened: _Open) -> str:
-        """The scalar at a place of an item's memory."""
-        while isinstance(item, (Reshape, RowRead)) and item not in self.arrays and item not in self.rows:
-            item = item.base if isinstance(item, Reshape) else item.row
-        if item in self.scope.made:
-            opened.reads.add(item)
-            if opened.place >= 0 and self.scope.made[item][1] == opened.place:
-                index = [k for k in opened.named if k[0] == "array" and k[1] is item]
-                for key in index:
-                    if flat(key[2], item.shape) == place:
-                        return opened.named[key]
-                raise _Conflict
-        return self.load(memory, place, opened)
-
-    def looked_up(self, item: Lookup, index: list[Index], opened: _Open) -> str:
-        base, at = item.at(index)
-        memory = self.memory(item.base)
-        if memory is None:
-            raise _Needed({item.base})
-        row = self.value(item.index, at, opened)
-        dynamic = Dynamic(row, strides_of(item.base.shape)[item.dim], item.base.shape[item.dim])
-        if item.base in self.scope.made:
-            opened.reads.add(item.base)
-            if opened.place == self.scope.made[item.base][1]:
-                raise _Conflict
-        return self.load(memory, flat(base, item.base.shape), opened, dynamic)
 
 
 # Loop nests ---------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 The function gets pointers and sizes and knows nothing of torch. Rows are cut into a fixed number of parts of about
 equal work, which threads take one after the other; sums over all edges are kept for each part and added in the order of
-the parts. So the number of threads changes no bit. Within a row, edges are taken ``TILE`` at a time: each statement
-goes over the edges of a tile before the next one does, so that products read a matrix once for several edges.
+the parts. So the number of threads changes no bit. Within a row, edges are taken a tile of eight at a time: each
+statement goes over the edges of a tile before the next does, so that products read a matrix once for several edges.
 """
 
 from __future__ import annotations
@@ -15,26 +15,17 @@ from typing import Optional, Union
 import torch
 
 from .affine import Var
+from .c_driver import PARTS, driver_text
 from .c_prelude import prelude
 from .c_products import Product, product_of, product_text, total_text
+from .c_types import bytes_of, literal, memory_type, scalar_type, suffix
 from .items import NotLowered, Operand
 from .loops import Accumulate, Arranged, Buffer, DrawLoop, EdgeResult, Fold, Let, Loop, Statement, Store, TotalArray
-from .scalar_ops import TEXTS
+from .scalar_texts import TEXTS
 
-PARTS = 64
 _TILE, _TILE_BYTES, _MOST_BYTES = 8, 48 << 10, 1 << 19
 _FLUSH = 1024  # edges after which a part's sums over edges are added to its larger ones, so that rounding stays small
 _AHEAD, _MOST_LINES = 16, 8
-_TYPES = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.int64: "long",
-    torch.int32: "int",
-    torch.int16: "short",
-    torch.int8: "signed char",
-    torch.uint8: "unsigned char",
-    torch.bool: "unsigned char",
-}
 # Choices by bits: of a conditional expression GCC would make branches, to load operands only where they are chosen.
 _CHOICES = {
     "where": "el_where{m}({0}, {1}, {2})",
@@ -73,31 +64,6 @@ def c_code(arranged: Arranged, wide: bool) -> CText:
     return _Writer(arranged, wide).run()
 
 
-def scalar_type(dtype: torch.dtype) -> str:
-    """The type of a scalar."""
-    return "int" if dtype is torch.bool else memory_type(dtype)
-
-
-def memory_type(dtype: torch.dtype) -> str:
-    """The type of an element in memory."""
-    if dtype not in _TYPES:
-        raise NotLowered(f"{str(dtype).replace('torch.', '')} on the CPU")
-    return _TYPES[dtype]
-
-
-def literal(value, dtype: torch.dtype) -> str:
-    """A number in C."""
-    if not dtype.is_floating_point:
-        return f"({scalar_type(dtype)}){int(value)}L"
-    suffix = "f" if dtype is torch.float32 else ""
-    value = float(value)
-    if math.isnan(value):
-        return f'__builtin_nan{suffix}("")'
-    if math.isinf(value):
-        return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
-    return value.hex() + suffix
-
-
 class _Writer:
     def __init__(self, arranged: Arranged, wide: bool):
         self.arranged, self.wide = arranged, wide
@@ -106,23 +72,23 @@ class _Writer:
         self.operands = {operand: f"x{i}" for i, operand in enumerate(arranged.operands)}
         self.results = {result: f"r{i}" for i, result in enumerate(arranged.by_edge)}
         self.folds = [fold for each in arranged.passes for fold in each.folds]
-        per_edge = sum(b.numel * _bytes(b.dtype) for b in arranged.buffers if b.scope == "edge")
+        per_edge = sum(b.numel * bytes_of(b.dtype) for b in arranged.buffers if b.scope == "edge")
         self.tile = _TILE
         while self.tile > 1 and self.tile * per_edge > _TILE_BYTES:
             self.tile //= 2
-        rows = sum(b.numel * max(_bytes(b.dtype), 16) for b in arranged.buffers if b.scope != "total")
+        rows = sum(b.numel * max(bytes_of(b.dtype), 16) for b in arranged.buffers if b.scope != "total")
         if self.tile * per_edge + rows > _MOST_BYTES:
             raise NotLowered("arrays of an edge that are too large")
 
     def run(self) -> CText:
-        sizes = [(a, _bytes(a.array.dtype) * a.array.numel) for a in self.arranged.totals]
+        sizes = [(a, bytes_of(a.array.dtype) * a.array.numel) for a in self.arranged.totals]
         offsets, offset = {}, 0
         for array, size in sizes:
             offsets[array] = offset
             offset += 2 * (size + 63) // 64 * 64
         body = self.part(offsets, offset)
         ids = f"typedef {'long' if self.wide else 'int'} el_index;"
-        text = "\n".join([prelude(), ids, *body, *self.driver(offsets, offset)])
+        text = "\n".join([prelude(), ids, *body, *driver_text(offsets, offset, 3 + len(self.pointers()))])
         return CText(text + "\n", self.arranged, PARTS * offset)
 
     # Text -----------------------------------------------------------------------------------------------------------
@@ -148,7 +114,7 @@ class _Writer:
         for name, what, operand in self.pointers():
             self.line(f"{what} *{name} = P[{operand}];")
         for array, offset in offsets.items():
-            kind, bytes_ = memory_type(array.array.dtype), _bytes(array.array.dtype) * array.array.numel
+            kind, bytes_ = memory_type(array.array.dtype), bytes_of(array.array.dtype) * array.array.numel
             step = (bytes_ + 63) // 64 * 64
             name = array.array.name
             self.line(f"{kind} *{name} = ({kind} *)(W + {offset}), *{name}_all = ({kind} *)(W + {offset + step});")
@@ -235,7 +201,7 @@ class _Writer:
             return
         self.begin(f"for (long p = p0 + {_AHEAD}; p < p0 + {_AHEAD + self.tile} && p < n_edge; ++p)")
         for name, place, of, writes in rows:
-            size = of.numel * _bytes(of.dtype)
+            size = of.numel * bytes_of(of.dtype)
             for k in range(min((size + 63) // 64, _MOST_LINES)):
                 self.line(f"__builtin_prefetch((const char *){name} + {place} * {size} + {64 * k}, {writes});")
         self.end()
@@ -400,7 +366,7 @@ class _Writer:
                 index += f" + ((unsigned long){name} < {extent}ul ? {name} : 0) * {let.dynamic.stride}"
             return self.at(let.args[0], index)
         text = _CHOICES.get(let.op, TEXTS[let.op]) if let.dtype.is_floating_point else TEXTS[let.op]
-        return text.format(*let.args, m=_suffix(let.dtype), type=scalar_type(let.dtype))
+        return text.format(*let.args, m=suffix(let.dtype), type=scalar_type(let.dtype))
 
     def loop_end(self, end: Union[Store, Accumulate], value: Optional[str]) -> None:
         value = value or end.value
@@ -425,70 +391,11 @@ class _Writer:
         if fold.argument is None:
             op = "max" if fold.op == "amax" else "min"
             text = _CHOICES[op] if fold.best.dtype.is_floating_point else TEXTS[op]
-            self.line(f"{at} = {text.format(value, at, m=_suffix(fold.best.dtype))};")
+            self.line(f"{at} = {text.format(value, at, m=suffix(fold.best.dtype))};")
             return
         n, p = f"{fold.best.name}_n[{index}]", f"{fold.best.name}_p[{index}]"
         self.line(f"{{ const int more = ({value} {sign} {at}) | ({value} != {value}), same = {value} == {at};")
-        chosen = f"el_where{_suffix(fold.best.dtype)}(more, {value}, {at})"
+        chosen = f"el_where{suffix(fold.best.dtype)}(more, {value}, {at})"
         chosen = chosen if fold.best.dtype.is_floating_point else f"more ? {value} : {at}"
         self.line(f"  {at} = {chosen}; {n} = more ? 1 : {n} + same;")
         self.line(f"  {p} = more | same ? (int)(p0 - begin) + s : {p}; }}")
-
-    # The whole function ---------------------------------------------------------------------------------------------
-
-    def driver(self, offsets: dict, size: int) -> list[str]:
-        place = 3 + len(self.pointers())
-        lines = [
-            _DRIVER.format(parts=PARTS, workspace=place + len(offsets), size=size),
-        ]
-        for i, (array, offset) in enumerate(offsets.items()):
-            kind, n = memory_type(array.array.dtype), array.array.numel
-            step = (n * _bytes(array.array.dtype) + 63) // 64 * 64
-            lines += [
-                f"  {{ {kind} *out = P[{place + i}];",
-                f"    memset(out, 0, sizeof({kind}) * {n});",
-                f"    for (long part = 0; part < {PARTS}; ++part) {{",
-                f"      const char *from = (const char *)P[{place + len(offsets)}] + part * {size};",
-                f"      const {kind} *in = (const {kind} *)(from + {offset + step});",
-                f"      for (long k = 0; k < {n}; ++k) out[k] += in[k]; }} }}",
-            ]
-        return [*lines, "  return work.bad;", "}"]
-
-
-def _suffix(dtype: torch.dtype) -> str:
-    return "f" if dtype is torch.float32 else ""
-
-
-def _bytes(dtype: torch.dtype) -> int:
-    return torch.empty((), dtype=dtype).element_size()
-
-
-_DRIVER = """struct el_work {{ void **P; const long *N; long next; int bad; }};
-static long el_cut(const long *ptr, long rows, long part) {{
-  const long want = (ptr[rows] + rows) / {parts} * part + (ptr[rows] + rows) % {parts} * part / {parts};
-  long low = 0, high = rows;
-  if (part == {parts}) return rows;
-  while (low < high) {{
-    const long middle = (low + high) / 2;
-    if (ptr[middle] + middle < want) low = middle + 1; else high = middle;
-  }}
-  return low;
-}}
-static void *el_thread(void *given) {{
-  struct el_work *work = given;
-  for (;;) {{
-    const long part = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
-    if (part >= {parts}) return 0;
-    const long first = el_cut(work->P[0], work->N[0], part), last = el_cut(work->P[0], work->N[0], part + 1);
-    const int bad = el_part(work->P, work->N, first, last, (char *)work->P[{workspace}] + part * {size});
-    if (bad) __atomic_store_n(&work->bad, 1, __ATOMIC_RELAXED);
-  }}
-}}
-int walk(void **P, const long *N) {{
-  struct el_work work = {{P, N, 0, 0}};
-  pthread_t threads[256];
-  int started = 0;
-  for (; started < N[4] - 1 && started < 256; ++started)
-    if (pthread_create(&threads[started], 0, el_thread, &work)) break;
-  el_thread(&work);
-  for (int t = 0; t < started; ++t) pthread_join(threads[t], 0);"""

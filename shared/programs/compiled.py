@@ -21,7 +21,8 @@ from torch.fx import Node
 from ..graph import Graph
 from . import c_compiler, ops
 from .arrange import arrange
-from .c_code import PARTS, CText, c_code
+from .c_code import CText, c_code
+from .c_driver import PARTS
 from .items import NotLowered, Operand
 from .loops import Fold
 from .lower import lower

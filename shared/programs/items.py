@@ -72,7 +72,7 @@ class EdgeNumber(Item):
 
 @dataclass(eq=False)
 class Map(Item):
-    """A primitive of :data:`edgeless.programs.scalar_ops.TEXTS` of items of the same shape, element by element."""
+    """A primitive of :data:`edgeless.programs.scalar_texts.TEXTS` of items of the same shape, element by element."""
 
     op: str
     args: tuple[Item, ...]
