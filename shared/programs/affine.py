@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_numbers = itertools.count()
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Var:
-    """A loop's variable, from 0 to ``extent - 1``; ``name`` is a C identifier that no other variable has."""
+    """A loop's variable, from 0 to ``extent - 1``; ``name`` is an identifier, once its loop is in place."""
 
     extent: int
-    name: str
-
-
-def var(extent: int) -> Var:
-    """A new variable."""
-    return Var(extent, f"i{next(_numbers)}")
+    name: str = ""
 
 
 class Split(Exception):
     """A variable must be split into an outer and an inner one of extent ``inner`` for an index to be affine."""
 
     def __init__(self, variable: Var, inner: int):
-        super().__init__(f"{variable.name} by {inner}")
+        super().__init__(f"{variable.extent} by {inner}")
         self.variable, self.inner = variable, inner
 
 

@@ -7,7 +7,7 @@ from typing import Optional, Union
 
 import torch
 
-from .affine import Index, Split, Var, flat, strides_of, var
+from .affine import Index, Split, Var, flat, strides_of
 from .items import (
     Assemble,
     Draw,
@@ -27,6 +27,7 @@ from .loops import (
     Dynamic,
     EdgeResult,
     Fold,
+    Loop,
     Pass,
     Statement,
     Store,
@@ -112,6 +113,7 @@ class _Arranger(Scalars):
                     self.place(item, lambda i, v, _, result=result: Store(result, i, v))
             edge = self.scope.finished()
             passes.append(Pass(edge, done, self.row_statements(stage + 1, reads)))
+        _name_variables([*first, *(s for each in passes for s in (*each.edge, *each.row))])
         arrays = [a for _, a in totals]
         return Arranged(low.end, low.operands, first, passes, arrays, [r for _, r in by_edge], self.buffers)
 
@@ -299,7 +301,7 @@ def _nest(
     """The variables of each dim, outermost first: new ones, or the given ones where an extent is above 1."""
     source = iter(given or ())
     return [
-        [next(source) if given is not None and n > 1 else var(n) for n in refined.get(dim, [extent])]
+        [next(source) if given is not None and n > 1 else Var(n) for n in refined.get(dim, [extent])]
         for dim, extent in enumerate(shape)
     ]
 
@@ -309,6 +311,13 @@ def _index(variables: Sequence[Var]) -> Index:
     for v in variables:
         total = total * v.extent + Index.of(v)
     return total
+
+
+def _name_variables(statements: Sequence[Statement]) -> None:
+    """Numbers the loops' variables, in an order that is the same every time, so that texts are."""
+    variables = [v for s in statements if isinstance(s, Loop) for v in (*s.vars, *s.reduced)]
+    for number, variable in enumerate(dict.fromkeys(variables)):
+        variable.name = f"i{number}"
 
 
 def _refine(refined: dict[int, list[int]], nest: list[list[Var]], split: Split) -> None:

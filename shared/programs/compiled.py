@@ -33,7 +33,7 @@ from .spaces import Sizes
 MODES = ("background", "now", "off")
 _MOST_EXAMPLES = 4
 _TOLERANCE, _SCALE = 1e-9, 1e-3
-_FEW = 1 << 15  # edges times threads below which a thread costs more than it saves
+_FEW = 1 << 15  # edges of a thread, below which starting it costs more than it saves
 _jobs: set[threading.Thread] = set()
 _one_at_a_time = threading.Lock()
 _mode: Optional[str] = None
@@ -190,6 +190,10 @@ class Code:
         return _Function(c_code(arranged, wide), self.walk)
 
 
+def _threads(edges: int) -> int:
+    return max(1, min(torch.get_num_threads(), edges // _FEW, PARTS))
+
+
 def _is_wide(graph: Graph, receives: bool) -> bool:
     return (graph.csr if receives else graph.csc).indices.dtype is torch.int64
 
@@ -249,8 +253,8 @@ class _Function:
         workspace = torch.empty(self.code.workspace, dtype=torch.uint8)
         tensors = [indptr, arrays.indices, arrays.edge_ids, *inputs, *outputs, *totals, workspace]
         pointers = (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
-        threads = max(1, min(torch.get_num_threads(), sizes.edges // _FEW, PARTS))
-        if self.call(pointers, (ctypes.c_long * 5)(rows, sizes.sources, sizes.destinations, sizes.edges, threads)):
+        numbers = (rows, sizes.sources, sizes.destinations, sizes.edges, _threads(sizes.edges))
+        if self.call(pointers, (ctypes.c_long * 5)(*numbers)):
             raise IndexError("index out of range in self")
         found, results = iter(outputs), {}
         for fold in self.folds:
