@@ -93,7 +93,9 @@ class Code:
         """How the walk runs, in words."""
         if self._variants:
             return "compiled"
-        return f"interpreted ({self.why})" if self.why else "interpreted until it is compiled"
+        if self.why is not None:
+            return f"interpreted ({self.why})"
+        return "interpreted" if self._pending is None else "interpreted until it is compiled"
 
     def ready(self, graph: Graph, receives: bool) -> bool:
         """Whether the compiled code can run; if it is not compiled yet, that begins.

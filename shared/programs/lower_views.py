@@ -15,6 +15,7 @@ from .items import (
     NotLowered,
     View,
     apply,
+    broadcast,
     cast,
     expand,
     narrow,
@@ -281,6 +282,19 @@ def _mv(low: _Lowering, node: Node, given):
 @views("dot")
 def _dot(low: _Lowering, node: Node, given):
     return reduce("add", apply("mul", given(node.args[0]), given(node.args[1])), [0], keep=False)
+
+
+@views("linalg_cross")
+def _cross(low: _Lowering, node: Node, given):
+    a, b = broadcast(given(node.args[0]), given(node.args[1]))
+    dim = from_front(argument(node, 2, "dim", -1), len(a.shape))
+    first, second = ([narrow(x, dim, k, 1) for k in range(3)] for x in (a, b))
+    pieces = []
+    for k in range(3):
+        i, j = (k + 1) % 3, (k + 2) % 3
+        part = apply("sub", apply("mul", first[i], second[j]), apply("mul", first[j], second[i]))
+        pieces.append(_placed(part, a.shape, dim, k))
+    return Assemble(a.shape, a.dtype, pieces, None)
 
 
 def _dims(node: Node, x: Item, position: int = 1) -> list[int]:

@@ -202,7 +202,7 @@ def test_off_and_unknown_modes(monkeypatch):
     with compiled.compiling("off"):
         program = program_of(gated)
         results(program)
-        assert texts(program) == {"interpreted until it is compiled"}
+        assert texts(program) == {"interpreted"}
     monkeypatch.setenv("EDGELESS_COMPILE_WALKS", "sometimes")
     with pytest.raises(ValueError, match="EDGELESS_COMPILE_WALKS must be one of background, now, off, got 'sometimes'"):
         results(program)
