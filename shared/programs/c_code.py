@@ -15,7 +15,7 @@ from typing import Optional, Union
 import torch
 
 from .affine import Var
-from .c_driver import PARTS, driver_text
+from .c_driver import driver_text, parts_of
 from .c_prelude import prelude
 from .c_products import Product, product_of, product_text, total_text
 from .c_types import bytes_of, literal, memory_type, scalar_type, suffix
@@ -44,6 +44,7 @@ class CText:
         arranged: the order of the pointers: indptr, indices and ids (or NULL), the operands, then for each fold with a
             node its result and, where it has one, its argument, the results by edge, the totals, and workspace.
         workspace: the bytes of the workspace.
+        parts: into how many parts rows are cut, as many threads can run.
 
     The numbers are those of rows, sources, destinations, edges and threads.
     """
@@ -51,6 +52,7 @@ class CText:
     text: str
     arranged: Arranged
     workspace: int
+    parts: int = 1
 
 
 def c_code(arranged: Arranged, wide: bool) -> CText:
@@ -89,7 +91,7 @@ class _Writer:
         body = self.part(offsets, offset)
         ids = f"typedef {'long' if self.wide else 'int'} el_index;"
         text = "\n".join([prelude(), ids, *body, *driver_text(offsets, offset, 3 + len(self.pointers()))])
-        return CText(text + "\n", self.arranged, PARTS * offset)
+        return CText(text + "\n", self.arranged, parts_of(offset) * offset, parts_of(offset))
 
     # Text -----------------------------------------------------------------------------------------------------------
 

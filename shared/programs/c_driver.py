@@ -5,7 +5,15 @@ from __future__ import annotations
 from .c_types import bytes_of, memory_type
 from .loops import TotalArray
 
-PARTS = 64
+_PARTS, _MOST_WORKSPACE = 64, 64 << 20
+
+
+def parts_of(size: int) -> int:
+    """Into how many parts rows are cut where each has a workspace of so many bytes."""
+    parts = _PARTS
+    while parts > 1 and parts * size > _MOST_WORKSPACE:
+        parts //= 2
+    return parts
 
 
 def driver_text(offsets: dict[TotalArray, int], size: int, place: int) -> list[str]:
@@ -16,15 +24,15 @@ def driver_text(offsets: dict[TotalArray, int], size: int, place: int) -> list[s
         size: the bytes of a part's workspace.
         place: that of the first total among the pointers; the workspace is behind the last.
     """
-    workspace = place + len(offsets)
-    lines = [_DRIVER.format(parts=PARTS, workspace=workspace, size=size)]
+    workspace, parts = place + len(offsets), parts_of(size)
+    lines = [_DRIVER.format(parts=parts, workspace=workspace, size=size)]
     for i, (total, offset) in enumerate(offsets.items()):
         kind, n = memory_type(total.array.dtype), total.array.numel
         step = (n * bytes_of(total.array.dtype) + 63) // 64 * 64
         lines += [
             f"  {{ {kind} *out = P[{place + i}];",
             f"    memset(out, 0, sizeof({kind}) * {n});",
-            f"    for (long part = 0; part < {PARTS}; ++part) {{",
+            f"    for (long part = 0; part < {parts}; ++part) {{",
             f"      const char *from = (const char *)P[{workspace}] + part * {size};",
             f"      const {kind} *in = (const {kind} *)(from + {offset + step});",
             f"      for (long k = 0; k < {n}; ++k) out[k] += in[k]; }} }}",

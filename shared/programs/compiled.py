@@ -22,7 +22,6 @@ from ..graph import Graph
 from . import c_compiler, ops
 from .arrange import arrange
 from .c_code import CText, c_code
-from .c_driver import PARTS
 from .items import NotLowered, Operand
 from .loops import Fold
 from .lower import lower
@@ -85,7 +84,7 @@ class Code:
         self.why: Optional[str] = None
         self.reads = _reads(walk)
         self._variants: dict[tuple[bool, bool], _Function] = {}
-        self._pending: Optional[int] = None  # the process that compiles it in the background
+        self._pending: set[tuple[int, bool]] = set()  # (process, wide) of what is compiled in the background
         self._examples: list[tuple] = []
         self._lock = threading.Lock()
 
@@ -95,7 +94,7 @@ class Code:
             return "compiled"
         if self.why is not None:
             return f"interpreted ({self.why})"
-        return "interpreted" if self._pending is None else "interpreted until it is compiled"
+        return "interpreted until it is compiled" if self._pending else "interpreted"
 
     def ready(self, graph: Graph, receives: bool) -> bool:
         """Whether the compiled code can run; if it is not compiled yet, that begins.
@@ -110,8 +109,8 @@ class Code:
         if (False, wide) not in self._variants:
             if mode == "now":
                 self._make(wide)
-            elif self._pending != os.getpid():
-                self._pending = os.getpid()
+            elif (os.getpid(), wide) not in self._pending:
+                self._pending.add((os.getpid(), wide))
                 job = threading.Thread(target=self._make, args=(wide,), daemon=True)
                 _jobs.add(job)
                 job.start()
@@ -192,8 +191,8 @@ class Code:
         return _Function(c_code(arranged, wide), self.walk)
 
 
-def _threads(edges: int) -> int:
-    return max(1, min(torch.get_num_threads(), edges // _FEW, PARTS))
+def _threads(edges: int, parts: int) -> int:
+    return max(1, min(torch.get_num_threads(), edges // _FEW, parts))
 
 
 def _is_wide(graph: Graph, receives: bool) -> bool:
@@ -255,7 +254,7 @@ class _Function:
         workspace = torch.empty(self.code.workspace, dtype=torch.uint8)
         tensors = [indptr, arrays.indices, arrays.edge_ids, *inputs, *outputs, *totals, workspace]
         pointers = (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
-        numbers = (rows, sizes.sources, sizes.destinations, sizes.edges, _threads(sizes.edges))
+        numbers = (rows, sizes.sources, sizes.destinations, sizes.edges, _threads(sizes.edges, self.code.parts))
         if self.call(pointers, (ctypes.c_long * 5)(*numbers)):
             raise IndexError("index out of range in self")
         found, results = iter(outputs), {}

@@ -11,6 +11,7 @@ from test_programs import arguments
 from edgeless import Graph
 from edgeless.formats import CSR
 from edgeless.programs import EDGE, NODE, Space, c_compiler, compiled
+from edgeless.programs.c_driver import parts_of
 from edgeless.programs.checking import check
 from edgeless.programs.program import Program
 
@@ -141,7 +142,7 @@ def test_float32_is_as_exact_as_the_interpreter(function, now):
 def test_threads_and_runs_change_no_bit(function, now, monkeypatch):
     program, runs = program_of(function, torch.float32), []
     for threads in (1, 1, 2, 4):
-        monkeypatch.setattr(compiled, "_threads", lambda edges, threads=threads: threads)
+        monkeypatch.setattr(compiled, "_threads", lambda edges, parts, threads=threads: threads)
         runs.append(results(program, torch.float32))
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
 
@@ -196,6 +197,11 @@ def test_compiling_in_the_background():
         assert texts(program) == {"compiled"}
         for a, b in zip(results(program), first, strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_large_sums_have_fewer_parts():
+    assert parts_of(0) == parts_of(1 << 20) == 64
+    assert parts_of(1 << 22) == 16 and parts_of(1 << 30) == 1
 
 
 def test_off_and_unknown_modes(monkeypatch):
