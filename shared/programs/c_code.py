@@ -83,11 +83,10 @@ class _Writer:
             raise NotLowered("arrays of an edge that are too large")
 
     def run(self) -> CText:
-        sizes = [(a, bytes_of(a.array.dtype) * a.array.numel) for a in self.arranged.totals]
         offsets, offset = {}, 0
-        for array, size in sizes:
-            offsets[array] = offset
-            offset += 2 * (size + 63) // 64 * 64
+        for total in self.arranged.totals:
+            offsets[total] = offset
+            offset += 2 * ((bytes_of(total.array.dtype) * total.array.numel + 63) // 64 * 64)
         body = self.part(offsets, offset)
         ids = f"typedef {'long' if self.wide else 'int'} el_index;"
         text = "\n".join([prelude(), ids, *body, *driver_text(offsets, offset, 3 + len(self.pointers()))])
@@ -111,14 +110,12 @@ class _Writer:
     def part(self, offsets: dict, size: int) -> list[str]:
         self.lines = ["static int el_part(void **P, const long *N, long first, long last, char *W) {"]
         self.line("const long n_source = N[1], n_destination = N[2], n_edge = N[3]; int bad = 0; long since = 0;")
-        self.line("(void)n_source; (void)n_destination; (void)n_edge; (void)since;")
         self.line("const long *ptr = P[0]; const el_index *near_ = P[1], *ids = P[2];")
         for name, what, operand in self.pointers():
             self.line(f"{what} *{name} = P[{operand}];")
         for array, offset in offsets.items():
-            kind, bytes_ = memory_type(array.array.dtype), bytes_of(array.array.dtype) * array.array.numel
-            step = (bytes_ + 63) // 64 * 64
-            name = array.array.name
+            name, kind = array.array.name, memory_type(array.array.dtype)
+            step = (bytes_of(array.array.dtype) * array.array.numel + 63) // 64 * 64
             self.line(f"{kind} *{name} = ({kind} *)(W + {offset}), *{name}_all = ({kind} *)(W + {offset + step});")
         if size:
             self.line(f"memset(W, 0, {size});")
@@ -133,7 +130,7 @@ class _Writer:
             if fold.argument is not None:
                 self.line(f"int {fold.best.name}_n[{fold.best.numel}], {fold.best.name}_p[{fold.best.numel}];")
         self.begin("for (long i = first; i < last; ++i)")
-        self.line("const long begin = ptr[i], end = ptr[i + 1]; (void)begin; (void)end;")
+        self.line("const long begin = ptr[i], end = ptr[i + 1];")
         for operand, name in self.operands.items():
             if operand.kind == "own":
                 self.line(f"const {memory_type(operand.dtype)} *{name}_i = {name} + i * {operand.numel};")
@@ -180,7 +177,7 @@ class _Writer:
         """A pass over the edges of a row."""
         self.begin(f"for (long p0 = begin; p0 < end; p0 += {self.tile})")
         self.line(f"const int u = end - p0 < {self.tile} ? (int)(end - p0) : {self.tile};")
-        self.line(f"long j[{self.tile}], id[{self.tile}]; (void)j; (void)id;")
+        self.line(f"long j[{self.tile}], id[{self.tile}];")
         self.begin(f"for (int s = 0; s < {self.tile}; ++s)")  # those beyond the end repeat the last edge
         self.line("const long p = p0 + (s < u ? s : u - 1); j[s] = near_[p]; id[s] = ids ? ids[p] : p;")
         self.end()
