@@ -1,5 +1,5 @@
 """Runs a schedule by blocks of whole rows, with ops of ATen: nothing of the size of the edges is allocated but results
-by edge.
+by edge. Walks with compiled code (:mod:`edgeless.programs.compiled`) run by that.
 
 Each walk becomes a small Python function over one block, so that a block costs little more than its ops. A block has
 whole rows, some :data:`BLOCK_EDGES` edges and at least one row. Rows are summed in the order of the graph, and blocks
@@ -8,7 +8,9 @@ one after the other, so two runs give the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -20,6 +22,7 @@ from torch.fx import Node
 from .. import _C  # noqa: F401  registers the sum
 from ..graph import Graph
 from . import ops
+from .compiled import Code
 from .rules import is_pointwise, name_of, shape_of, space_of
 from .schedule import Nodes, Schedule, Walk, is_fold, is_total
 from .spaces import EDGE, Refused, Sizes
@@ -102,6 +105,25 @@ class Compiled:
     reads: list[Node]
 
 
+class _Examples(threading.local):
+    """Whether the interpreter runs alone in this thread, and walks keep what it computes."""
+
+    kept = False
+
+
+_examples = _Examples()
+
+
+@contextlib.contextmanager
+def keeping_examples():
+    """Runs all walks by the interpreter; their code will be compared with what it computed."""
+    before, _examples.kept = _examples.kept, True
+    try:
+        yield
+    finally:
+        _examples.kept = before
+
+
 class Interpreter:
     """Runs a schedule.
 
@@ -113,11 +135,20 @@ class Interpreter:
     def __init__(self, plan: Schedule, receiving: int):
         self.plan, self.receiving = plan, receiving
         needed = {a for step in plan.steps for node in step.ops for a in node.all_input_nodes} | set(plan.outputs)
+        for walk in plan.walks():
+            walk.code = walk.code or Code(walk, plan.sizes, needed)
         self.steps = [_compile(step, plan.sizes, needed) if isinstance(step, Walk) else step for step in plan.steps]
         self.placeholders = [node for node in plan.module.graph.nodes if node.op == "placeholder"]
         self.constants = {n: getattr(plan.module, n.target) for n in plan.module.graph.nodes if n.op == "get_attr"}
 
-    def __call__(self, tensors: list[Tensor], graph: Graph, given: Optional[dict] = None, block: int = BLOCK_EDGES):
+    def __call__(
+        self,
+        tensors: list[Tensor],
+        graph: Graph,
+        given: Optional[dict] = None,
+        block: int = BLOCK_EDGES,
+        compiled: bool = True,
+    ):
         """Computes the results from the arguments.
 
         Args:
@@ -125,6 +156,7 @@ class Interpreter:
             graph: has the edges of ``ends``.
             given: values of ``plan.given``.
             block: how many edges a block has.
+            compiled: whether walks may run as compiled code.
         """
         values: dict[Node, Any] = dict(zip(self.placeholders, tensors))
         values.update(self.constants)
@@ -138,20 +170,27 @@ class Interpreter:
                 for node in step.ops:
                     values[node] = call_whole(node, values, self.plan.sizes, sizes)
             else:
-                self._walk(step, values, graph, sizes, block)
+                values.update(zip(step.walk.sinks, self._walk(step, values, graph, sizes, block, compiled)))
         return [values[node] for node in self.plan.outputs]
 
-    def _walk(self, compiled: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int) -> None:
-        walk = compiled.walk
+    def _walk(self, step: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int, compiled: bool) -> list[Any]:
+        code, receives = step.walk.code, step.walk.end == self.receiving
+        if _examples.kept:
+            code.keep_example(values, graph, sizes, receives, lambda v: self._interpret(step, v, graph, sizes, block))
+        found = code.run(values, graph, sizes, receives) if compiled and not _examples.kept else None
+        return self._interpret(step, values, graph, sizes, block) if found is None else found
+
+    def _interpret(self, step: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int) -> list[Any]:
+        walk = step.walk
         arrays, cuts = blocks_of(graph, walk.end == self.receiving, block)
-        reads = [values[node] for node in compiled.reads]
+        reads = [values[node] for node in step.reads]
         results: list[Any] = [None] * len(walk.sinks)
         stores = [_store(sink) for sink in walk.sinks]
         for start, stop in zip(cuts, cuts[1:]):
             part = Block(arrays, start, stop)
-            for i, found in enumerate(compiled.run(part, reads, sizes)):
+            for i, found in enumerate(step.run(part, reads, sizes)):
                 results[i] = stores[i](results[i], found, part, sizes, cuts[-1])
-        values.update(zip(walk.sinks, results))
+        return results
 
 
 def _store(sink: Node) -> Callable:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
+from .blocks import keeping_examples
 from .modes import Modes
 from .program import Program
 from .spaces import EDGE, FIRST, Argument, Refused, Sizes
@@ -61,7 +62,7 @@ def _check_on(program: Program, function: Callable, arguments: Sequence[Argument
     generator = torch.Generator().manual_seed(20)
     ends = _sample_ends(sizes, generator, loops)
     graph = Graph.from_edge_index(ends if program.receiving == 1 else ends.flip(0), *_node_counts(sizes, program))
-    with torch.random.fork_rng(devices=()), torch.enable_grad(), in_double(program):
+    with torch.random.fork_rng(devices=()), torch.enable_grad(), in_double(program), keeping_examples():
         for own in (True, False):
             tensors = [_sample(a, sizes, generator, own) for a in arguments[FIRST:]]
             _compare(program, function, sizes, ends, graph, arguments[FIRST:], tensors, generator)

@@ -134,6 +134,16 @@ class Program:
         self.forward = Interpreter(self.plan, self.receiving)
         self.backward = Interpreter(self.backward_plan, self.receiving) if self.backward_plan else None
 
+    def may_run_compiled(self, graph: Graph) -> bool:
+        """Whether walks may run as compiled code where they have it: of a program with gradients of extrema all or
+        none, since its backward finds equal messages by computing them again, which must round as its forward did.
+        """
+        if not self.divides_extrema:
+            return True
+        walks = [*self.plan.walks(), *self.backward_plan.walks()]
+        ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in walks]
+        return all(ready)
+
     def modules(self) -> list[GraphModule]:
         """The graphs of the forward and of the backward."""
         return [plan.module for plan in (self.plan, self.backward_plan) if plan is not None]
@@ -230,6 +240,7 @@ def _as_traced(device: torch.device):
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx, program: Program, graph: Graph, options: dict, *tensors):
+        options = {"compiled": program.may_run_compiled(graph), **options}
         with _as_traced(graph.device):
             values = program.forward(list(tensors), graph, **options)
         count = len(program.outputs)

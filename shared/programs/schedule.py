@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Union
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -59,11 +59,14 @@ class Nodes:
 
 @dataclass
 class Walk:
-    """A walk by the rows of ``end``: all its ops in order, and those whose results are kept."""
+    """A walk by the rows of ``end``: all its ops in order, and those whose results are kept; ``code`` is its compiled
+    code, if it may have some.
+    """
 
     end: int
     ops: list[Node]
     sinks: list[Node]
+    code: Any = field(default=None, compare=False, repr=False)
 
 
 Step = Union[Nodes, Walk]
@@ -218,6 +221,7 @@ def steps_text(plan: Schedule, receiving: int) -> str:
         lines.append(
             f"walk by {side[step.end]}: gathers {', '.join(gathers) or 'nothing'}; "
             f"computes {', '.join(names) or 'nothing'}; keeps {', '.join(sinks)}"
+            + (f"; {step.code.text()}" if step.code is not None else "")
         )
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ _EVERY_DGL = "dgl/test_dgl_random*.py dgl/test_dgl_parity.py dgl/test_dgl_layer.
 
 # Pattern of the source's path -> patterns of tests.
 WATCHERS = [
-    ("shared/programs/*.py", "pyg/test_generated_*.py core/test_message_passing.py"),
+    ("shared/programs/*.py", "pyg/test_generated_*.py core/test_message_passing.py core/test_compiled_walks.py"),
     ("shared/message_passing.py", "core/test_message_passing.py"),
     ("pyg_plugin/generated.py", "pyg/test_generated_*.py"),
     ("pyg_plugin/messages.py", "pyg/test_generated_*.py"),

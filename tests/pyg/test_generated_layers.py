@@ -50,6 +50,16 @@ def recorded(layer, *args, **kwargs):
     return out, [(said, text is not None) for said, text in calls]
 
 
+def recorded_texts(layer, *args, **kwargs):
+    """The result, and what the programs' texts say, one below the other."""
+    generated._recording.calls = calls = []
+    try:
+        out = layer(*args, **kwargs)
+    finally:
+        generated._recording.calls = None
+    return out, "\n".join(text for said, text in calls if text is not None and not said.startswith("landed"))
+
+
 def case(name):
     make, inputs, *names = CASES[name]
     given = Inputs()
@@ -57,8 +67,13 @@ def case(name):
     return *pair_of_layers(make), inputs(given), kwargs
 
 
+INTERPRETED = ("DNAConv",)  # a maximum with its index is not in the closed list
+
+
+@pytest.mark.parametrize("mode", ["off", "now"])
 @pytest.mark.parametrize("name", CASES)
-def test_parity_with_one_program(name):
+def test_parity_with_one_program(name, mode, monkeypatch):
+    monkeypatch.setenv("EDGELESS_COMPILE_WALKS", mode)
     layer, ours, args, kwargs = case(name)
     _, calls = recorded(ours, *args, **kwargs)
     assert calls and all(ran for _, ran in calls) == (name not in STOCK), calls
@@ -70,6 +85,9 @@ def test_parity_with_one_program(name):
     ours(*args, **kwargs)
     ours(*args, **kwargs)
     assert generated.PROGRAMS.traces == traces
+    if mode == "now" and name not in (*STOCK, *INTERPRETED):
+        _, texts = recorded_texts(ours, *args, **kwargs)
+        assert "interpreted" not in texts, texts
 
 
 @pytest.mark.parametrize("name", ["GINEConv", "GENConv softmax", "PNAConv", "LEConv", "CGConv norm", "HANConv"])

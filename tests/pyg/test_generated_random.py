@@ -61,6 +61,12 @@ def run(seed: int) -> list[str]:
     return ["taken" if text is not None else said for said, text in calls if said != "EDGELESS_GENERATE is off"]
 
 
+@pytest.mark.parametrize("seed", range(100, 100 + 6 * TIMES))
+def test_drawn_messages_as_compiled_code(seed, monkeypatch):
+    monkeypatch.setenv("EDGELESS_COMPILE_WALKS", "now")
+    assert not any("generator fails" in outcome for outcome in run(seed))
+
+
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_drawn_messages(group):
     said = [outcome for seed in range(OF_A_GROUP * group, OF_A_GROUP * (group + 1)) for outcome in run(seed)]
