@@ -49,6 +49,7 @@ def test_the_page_of_own_messages_shows_what_explain_prints(monkeypatch):
         inputs[0].requires_grad_()
         printed = str(edgeless.explain(layer, *inputs, plan=True))
         forward = printed.partition("forward:")[2].partition("backward:")[0]
+        forward = re.sub(r"; (compiled|interpreted.*)$", "", forward, flags=re.MULTILINE)  # depends on the machine
         assert forward.split() == steps.split(), name
 
 
