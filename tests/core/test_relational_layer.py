@@ -89,6 +89,10 @@ def test_the_first_sources_are_the_destinations(order):
     given = inputs(graph, own=False)
     found = relational_layer(graph, **given, out_dtype=torch.float64)
     assert_close(with_gradients(found, given), with_gradients(parts(graph, **given), given), 1e-10)
+    weight = leaf(graph.num_edges, seed=5)  # with a gradient, for which the layer is made of other ops
+    found = relational_layer(graph, **given, edge_weight=weight, out_dtype=torch.float64)
+    assert "RelationalLayer" not in found.grad_fn.name()
+    assert_close(with_gradients(found, given), with_gradients(parts(graph, **given, edge_weight=weight), given), 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -329,6 +329,57 @@ def test_dropout_is_right_in_its_rate_and_its_gradient():
     assert error(layer(x, edge_index, e), torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])) < 1e-12
 
 
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_dropout_of_nothing_and_of_everything(p):
+    layer = Layer(lambda s, xi, xj, e, i, n: F.dropout(xj, p) * e + xi)
+    x, edge_index, e = graph()
+    assert [ok for _, ok in outcomes(layer, x, edge_index, e)] == [True]
+    expected = torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[1]] + (1 - p) * x[edge_index[0]] * e)
+    out, weight = layer(x, edge_index, e), torch.rand(6, dtype=torch.float64)
+    assert error(out, expected) < 1e-12
+    for ours, theirs in zip(*(torch.autograd.grad((o * weight).sum(), (x, e)) for o in (out, expected)), strict=True):
+        assert float((ours - theirs).abs().max()) < 1e-12
+
+
+# Functions -> a number at which they or their derivatives are infinite.
+INFINITE = {
+    "exp": 1e3, "expm1": 1e3, "sinh": 1e3, "cosh": 1e3, "log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0,
+    "sqrt": 0.0, "rsqrt": 0.0, "reciprocal": 0.0, "acos": 1.0, "asin": 1.0, "atanh": 1.0, "acosh": 1.0, "erfinv": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["source", "destination"])
+@pytest.mark.parametrize("name", INFINITE)
+def test_a_node_without_edges_makes_no_gradient_infinite(name, end):
+    function = getattr(torch, name)
+    layer = Layer(lambda s, xi, xj, e, i, n: function(xj if end == "source" else xi) * e)
+    x, edge_index, e = graph()
+    edge_index = edge_index.clamp(max=18)  # node 19 has no edge
+    least = 1.1 if name == "acosh" else 0.1
+    x = (x.detach().abs() / 10 + least).clamp(max=0.9 + least // 1)
+    x[19] = INFINITE[name]
+    x.requires_grad_()
+    out = layer(x, edge_index, e)
+    rows = function(x.detach()[:19])
+    ends = edge_index[int(end == "destination")]
+    assert error(out, torch.zeros_like(x).index_add(0, edge_index[1], rows[ends] * e)) < 1e-12
+    grad = torch.autograd.grad(out.sum(), x)[0]
+    assert bool(grad.isfinite().all()) and not grad[19].any()
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min"])
+def test_results_may_be_written_over(aggr):
+    for name in ("detached", "softmax", "a difference of ends"):
+        layer, inputs = Layer(RIGHT[name], aggr), graph()
+        wanted, grads = [inputs[0], inputs[2], *layer.parameters()], []
+        for in_place in (False, True):
+            out = layer(*inputs)
+            out = out.mul_(3) if in_place else out * 3
+            grads.append(torch.autograd.grad(out.square().sum(), wanted, allow_unused=True))
+        for a, b in zip(*grads, strict=True):
+            assert (a is None) == (b is None) and (a is None or error(a, b) < 1e-12), name
+
+
 def test_a_refusal_names_the_line():
     layer = Layer(REFUSED["a cumulated sum"])
     said = str(edgeless.explain(layer, *graph()))

@@ -154,6 +154,22 @@ def test_one_process_needs_no_group(parts, name):
     assert torch.equal(looped.edge_index()[:, looped.edge_ids.argsort()], whole.edge_index())
 
 
+def test_powers_of_degrees_are_told_apart_by_every_option(parts):
+    plain = {"side": "dst", "power": -0.5, "dtype": torch.float32, "isolated": 1.0}
+    options = [{**plain, **change} for change in (
+        {}, {"side": "src"}, {"power": -1.0}, {"dtype": torch.float64}, {"isolated": 0.0},
+    )]  # fmt: skip
+    edge_index = edges("loops")
+    graph = edgeless.Graph.from_edge_index(edge_index, NODES, NODES)
+    for order in (options, options[::-1]):
+        dg = ed.load(parts / "merged")
+        for one in order:
+            scale, whole = ed.gather(dg.degree_scale(**one), dg), graph.degree_scale(**one)
+            assert scale.dtype == whole.dtype
+            torch.testing.assert_close(scale, whole)
+            assert dg.degree_scale(**one) is dg.degree_scale(**one)
+
+
 def test_masks_and_losses_are_those_of_the_whole_graph(parts):
     net, dg = new_net(), ed.load(parts / "random")
     torch.manual_seed(50)
