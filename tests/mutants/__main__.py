@@ -206,7 +206,8 @@ def main() -> int:
     if options.changes is None:
         changes = drawn(options.only, options.count, options.seed)
     else:
-        changes = picked(options.changes.read_text(), lambda file: (ROOT / file).read_text())
+        listed = picked(options.changes.read_text(), lambda file: (ROOT / file).read_text())
+        changes = [change for change in listed if identity(change) not in equal_ones()]
     if options.list:
         print(*changes, sep="\n")
         return 0
