@@ -261,6 +261,14 @@ def test_bad_input_is_named(changed, message):
         call(typed("bipartite"), **changed)
 
 
+def test_the_sources_cannot_stand_for_more_destinations():
+    edges = torch.tensor([[0, 2, 1, 2], [0, 5, 6, 2]])
+    graph = TypedGraph.from_edge_index(edges, torch.tensor([0, 1, 1, 0]), 2, 3, 7)
+    given = inputs(graph, own=False)
+    with pytest.raises(ValueError, match="own must be given, for there are more destinations, 7, than sources, 3"):
+        relational_layer(graph, **given, out_dtype=torch.float64)
+
+
 @pytest.mark.parametrize("rows,depth,width", [(1, 16, 32), (300, 64, 64), (1000, 40, 72), (5, 3, 7), (0, 8, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("transposed", [True, False])
