@@ -375,7 +375,9 @@ def test_auto_keeps_small_graphs_as_they_are(monkeypatch):
     traces = generated.PROGRAMS.traces
     assert "70 edges are fewer than" in str(edgeless.explain(ours, *args))
     assert generated.PROGRAMS.traces == traces
-    monkeypatch.setattr(generated, "LEAST_EDGES", 10)
+    monkeypatch.setattr(generated, "LEAST_EDGES", 71)
+    assert "70 edges are fewer than" in str(edgeless.explain(ours, *args))
+    monkeypatch.setattr(generated, "LEAST_EDGES", 70)
     assert "numbers each are fewer than" in str(edgeless.explain(ours, *args))
     monkeypatch.setattr(generated, "LEAST_NUMBERS", 10)
     assert edgeless.explain(ours, *args)
