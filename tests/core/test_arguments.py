@@ -205,3 +205,15 @@ def test_attention_over_nothing(function, heads, width):
         with edgeless.backend(backend):
             found.append(getattr(F, function)(GRAPH, **tensors))
     assert found[0].shape == found[1].shape == (3, heads, width)
+
+
+@pytest.mark.parametrize("function,name", [
+    (name, tensor) for name, given in FUNCTIONS.items() for tensor, t in given.items() if isinstance(t, torch.Tensor)
+])  # fmt: skip
+def test_every_tensor_takes_part_in_the_promotion_of_dtypes_as_in_plain_pytorch(function, name):
+    given = {**FUNCTIONS[function], name: FUNCTIONS[function][name].double()}
+    found = []
+    for backend in ("fused", "reference"):
+        with edgeless.backend(backend):
+            found.append(getattr(F, function)(GRAPH, **given))
+    torch.testing.assert_close(*found)
