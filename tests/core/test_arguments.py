@@ -217,3 +217,5 @@ def test_every_tensor_takes_part_in_the_promotion_of_dtypes_as_in_plain_pytorch(
         with edgeless.backend(backend):
             found.append(getattr(F, function)(GRAPH, **given))
     torch.testing.assert_close(*found)
+    promoted = torch.float64 if name not in ("src_scale", "dst_scale") else torch.float32
+    assert found[0].dtype == promoted  # the reference asks the same function for it

@@ -464,3 +464,5 @@ def test_a_refusal_names_the_line():
     layer = Layer(REFUSED["a cumulated sum"])
     said = str(edgeless.explain(layer, *graph()))
     assert "cumsum" in said and "test_generated_traps.py:" in said
+    said = str(edgeless.explain(Layer(REFUSED["numbered edges"]), *graph()))
+    assert "arange depends on the order of the edges (" in said

@@ -21,6 +21,7 @@ from processes import forking
 import edgeless
 import edgeless.distributed as ed
 from edgeless import functional, layer
+from edgeless.distributed.exchange import Halo
 
 needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 
@@ -250,6 +251,19 @@ def test_partition_takes_a_graph_and_other_integers(tmp_path):
     one = ed.partition(graph, NODES, 2, tmp_path / "a", method="contiguous")
     other = ed.partition(edge_index.int(), NODES, 2, tmp_path / "b", method=torch.arange(NODES) * 2 // NODES)
     assert one["fingerprint"] == other["fingerprint"]
+
+
+def test_received_rows_are_those_of_the_same_unwritten_tensor():
+    rows, received = torch.ones(3, 2), torch.ones(1, 2)
+    halo = Halo(None, 3, torch.tensor([0]), [0, 1], [0, 1])
+    halo.remember(rows, False, received)
+    assert halo.knows(rows) and not halo.knows(rows.clone()) and not halo.knows(rows[:])
+    rows.add_(1)
+    assert not halo.knows(rows)
+    halo.remember(rows, True, received)
+    assert halo.knows(rows) and not halo.knows(rows.requires_grad_())
+    halo.forget()
+    assert not halo.knows(rows.detach_())
 
 
 def test_a_loss_of_another_shape_is_refused(parts):
