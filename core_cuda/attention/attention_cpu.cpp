@@ -36,7 +36,8 @@ class Call {
     args.dst = rows(in.dst);
     args.src = rows(in.src);
     if (in.value) args.value = rows(*in.value);
-    if (in.att) args.att = keep(padded(in.att->to(in.opmath()), args.padded_dim));
+    // A cosine has a factor also where there are no features.
+    if (in.att) args.att = keep(padded(in.att->to(in.opmath()), std::max(args.padded_dim, in.att->size(1))));
     if (in.edge_attr) set_edge_term();
     if (in.edge_scale) {
       args.edge_scale = in.edge_scale->const_data_ptr<A>();

@@ -153,3 +153,69 @@ def test_explain_says_which_argument_of_a_layer_is_missing():
         TypeError, match=r"^explain: Layer cannot be called .*: missing a required argument: 'edge_index'"
     ):
         edgeless.explain(Layer(), NODES)
+
+
+# Calls with a number -> the numbers at the bounds of what they take, and those beyond.
+BOUNDS = {
+    **{
+        f"{function}: {name}": (
+            lambda value, of=(function, name): getattr(F, of[0])(GRAPH, **{**FUNCTIONS[of[0]], of[1]: value}),
+            *bounds,
+        )
+        for function in ("gatv2_attention", "gat_attention", "dot_attention", "cosine_attention")
+        for name, bounds in (
+            ("dropout", ((0.0, 1.0), (-1e-9, 1 + 1e-9))),
+            ("seed", ((-(2**63), 2**63 - 1), (-(2**63) - 1, 2**63))),
+        )
+    },
+    "cosine_attention: eps": (
+        lambda value: F.cosine_attention(GRAPH, **{**FUNCTIONS["cosine_attention"], "eps": value}), (0, 0.0), (-1e-9,)
+    ),
+    "set_cache_limit": (cache.set_cache_limit, (0, 4 * 2**30), (-1,)),
+    "from_edge_index": (lambda value: Graph.from_edge_index(EDGE_INDEX[:, :0], value, value), (0,), (-1, 2**60 - 1)),
+    "reuse": (lambda value: edgeless.reordering.reuse(GRAPH, value), (1,), (0,)),
+    "reorder: seed": (lambda value: GRAPH.reorder("degree", seed=value), (0, 2**31 - 1), (-1, 2**31)),
+    "capture: warmup": (lambda value: edgeless.capture(torch.nn.Linear(1, 1), warmup=value), (1,), (0,)),
+    "capture: most": (lambda value: edgeless.capture(torch.nn.Linear(1, 1), most=value), (1,), (0,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_numbers_at_their_bounds_are_taken_and_those_beyond_are_not(name):
+    call, taken, refused = BOUNDS[name]
+    for value in taken:
+        call(value)
+    for value in refused:
+        with pytest.raises(ValueError):
+            call(value)
+
+
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name.endswith("attention")])
+@pytest.mark.parametrize("heads,width", [(2, 0), (0, 4)])
+def test_attention_over_nothing(function, heads, width):
+    """No features or no heads: an empty result, as in plain PyTorch."""
+
+    def resized(tensor):
+        return torch.ones([{2: heads, 4: width}.get(size, size) for size in tensor.shape])
+
+    tensors = {name: resized(t) for name, t in FUNCTIONS[function].items() if isinstance(t, torch.Tensor)}
+    del tensors["edge_scale"]
+    found = []
+    for backend in ("fused", "reference"):
+        with edgeless.backend(backend):
+            found.append(getattr(F, function)(GRAPH, **tensors))
+    assert found[0].shape == found[1].shape == (3, heads, width)
+
+
+@pytest.mark.parametrize("function,name", [
+    (name, tensor) for name, given in FUNCTIONS.items() for tensor, t in given.items() if isinstance(t, torch.Tensor)
+])  # fmt: skip
+def test_every_tensor_takes_part_in_the_promotion_of_dtypes_as_in_plain_pytorch(function, name):
+    given = {**FUNCTIONS[function], name: FUNCTIONS[function][name].double()}
+    found = []
+    for backend in ("fused", "reference"):
+        with edgeless.backend(backend):
+            found.append(getattr(F, function)(GRAPH, **given))
+    torch.testing.assert_close(*found)
+    promoted = torch.float64 if name not in ("src_scale", "dst_scale") else torch.float32
+    assert found[0].dtype == promoted  # the reference asks the same function for it

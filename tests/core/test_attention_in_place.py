@@ -287,11 +287,25 @@ def test_rows_that_share_memory_are_not_written_over():
         lambda: (x * 1,) * 3,
         lambda: (x * 2, *((x * 1,) * 2)),
         lambda: (x, *[(one_row * 1).expand(60, 2, 8)] * 2),
+        lambda: (both := x * 1, both, x * 2),
+        lambda: (both := x * 1, x * 2, both),
     ):
         q, k, v = rows()
         found = torch.autograd.grad(functional.dot_attention(graph, q, k, v, donate=True).sum(), x)
         q, k, v = rows()
         assert torch.equal(found[0], torch.autograd.grad(functional.dot_attention(graph, q, k, v).sum(), x)[0])
+
+
+def test_sources_that_are_the_destinations_are_not_written_over():
+    graph, att = hub_graph(60, 400, "cpu"), torch.randn(2, 8)
+    x = torch.randn(60, 2, 8, requires_grad=True)
+    shifted = torch.cat([x, x[:1]])  # whose first 60 rows and last 60 rows overlap
+    for rows in (lambda: [x * 1] * 2, lambda: [(more := shifted * 1)[:60], more[1:]]):
+        found = []
+        for donate in (True, False):
+            x_l, x_r = rows()
+            found.append(torch.autograd.grad(functional.gatv2_attention(graph, x_l, x_r, att, donate=donate).sum(), x))
+        assert torch.equal(*(grads[0] for grads in found))
 
 
 def test_a_backward_over_donated_rows_that_failed_is_not_tried_again():

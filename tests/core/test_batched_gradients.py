@@ -125,3 +125,17 @@ def test_batches_that_are_to_be_differentiated_are_refused():
         grads = torch.ones(2, *out.shape, dtype=out.dtype)
         with pytest.raises(RuntimeError, match=r'is_grads_batched.*one by one.*backend\("reference"\)'):
             torch.autograd.grad(out, x, grads, is_grads_batched=True, create_graph=True)
+
+
+def test_every_backward_takes_batches():
+    """Those over memory that they write over run for one gradient at a time only."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("edgeless::")]
+    backwards = [name for name in names if name.endswith("_backward")]
+    without = [name for name in backwards if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Batched")]
+    assert len(backwards) > 8 and not without
+
+
+def test_a_blend_by_types_takes_batches():
+    y, x, alpha = rows(9, 4), rows(9, 4, seed=1), rows(3, seed=2)
+    offsets = torch.tensor([0, 4, 4, 9])
+    assert_batches(torch.ops.edgeless.typed_blend(y, x, alpha, offsets, None), (y, x, alpha))

@@ -78,6 +78,20 @@ def test_tables_with_an_order_and_without():
     assert len({str(one) for one in (Fingerprint(3).add(*table), *others)}) == 4
 
 
+def test_a_fingerprint_does_not_depend_on_how_many_rows_are_hashed_at_a_time(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    table, tensors = torch.randint(100, (2, 50), generator=draw), {"a": torch.rand(30), "b": torch.rand(7, 3).half()}
+
+    def found():
+        made = [Fingerprint(3).add(*table, ordered=ordered) for ordered in (True, False)]
+        return [*map(str, made), fingerprint.of_tensors(tensors), fingerprint.of_text("of a text" * 20)]
+
+    whole = found()
+    for count in (1, 7, 49, 50):
+        monkeypatch.setattr(fingerprint, "_CHUNK", count)
+        assert found() == whole
+
+
 @pytest.mark.parametrize("first", [None, 0, 2**40])
 def test_the_sum_of_hashes_is_the_same_by_torch(first):
     draw = torch.Generator().manual_seed(0)

@@ -98,6 +98,13 @@ def test_hub_among_isolated_nodes():
     assert_graph(Graph.from_edge_index(edge_index, 60, 60), edge_index, 60, 60)
 
 
+def test_the_largest_degree_of_every_size():
+    for indptr in ([0], [0, 0], [0, 2, 2, 5]):
+        indptr = torch.tensor(indptr)
+        graph = Graph.from_csr(indptr, torch.zeros(int(indptr[-1]), dtype=torch.long), 1)
+        assert graph.max_in_degree == max([0, *indptr.diff().tolist()])
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 40), st.integers(0, 10**6))
 def test_any_graph(num_src, num_dst, num_edges, seed):

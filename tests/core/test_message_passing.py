@@ -98,3 +98,19 @@ def test_errors(given):
         functional.message_passing(graph, torch.relu, src=x, reduce="median")
     empty = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.long), 3, 2)
     assert functional.message_passing(empty, torch.relu, src=torch.rand(3, 4)).abs().sum() == 0
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_destinations_without_edges_get_zeros(reduce):
+    x = torch.rand(4, 3, dtype=torch.float64).requires_grad_()
+    out = both(Graph.from_edge_index(torch.tensor([[0, 1, 3], [2, 0, 2]]), 4, 5), torch.exp, [x], src=x, reduce=reduce)
+    assert not out[[1, 3, 4]].any() and bool(out[[0, 2]].all())
+
+
+def test_complex_rows_run_whole():
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 3], [2, 0, 2]]), 4, 4)
+    x = torch.rand(4, 3, dtype=torch.complex64)
+    out = functional.message_passing(graph, lambda x: x * 2, src=x)
+    torch.testing.assert_close(out, torch.zeros_like(x).index_add(0, torch.tensor([2, 0, 2]), 2 * x[[0, 1, 3]]))
+    with edgeless.backend("fused"), pytest.raises(NotFusedError, match="a tensor is not plain"):
+        functional.message_passing(graph, lambda x: x * 2, src=x)

@@ -12,6 +12,7 @@ from edgeless import _C, functional, plan
 from edgeless.engines import named
 from edgeless.plan import DEVICES, Device, attention_steps, extremum_steps, seconds_at_roof, spmm_step, table
 from edgeless.plan_recording import _sddmm_of, _spmm_of, _steps_of
+from edgeless.plan_relations import _widths_of_products
 
 SIZES = {"num_src": S, "num_dst": D, "num_edges": E}
 EVERY_DTYPE = pytest.mark.parametrize("dtype", NUMBERS)
@@ -253,6 +254,14 @@ def test_maps():
     half = on_meta(7, 6, dtype=torch.bfloat16)
     (step,) = _steps_of("project", {"x": half, "weights": [on_meta(9, 6, dtype=torch.bfloat16)]})
     assert step.bytes == 7 * 6 * 2 + 7 * 9 * 2
+
+
+@pytest.mark.parametrize("widths,joined,found", [
+    ((8, 4), 2, [12]), ((8, 5), 2, [8, 5]), ((8, 4, 3), 2, [12, 3]), ((8, 4), 1, [8, 4]), ((8, 4, 4), 3, [16]),
+])  # fmt: skip
+def test_maps_are_one_product_where_their_columns_are_whole_vectors(widths, joined, found):
+    args = {"x": on_meta(1 << 15, 6), "weights": [on_meta(width, 6) for width in widths], "joined": joined}
+    assert _widths_of_products({**args, "x": on_meta(1 << 15, 6, dtype=torch.float32)}) == found
 
 
 # Devices -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgeless import Graph
-from edgeless.programs import EDGE, FIRST, NODE, Argument, Refused, Space
+from edgeless.programs import EDGE, FIRST, NODE, Argument, ProgramCache, Refused, Space
 from edgeless.programs.blocks import blocks_of
 from edgeless.programs.checking import check
 from edgeless.programs.keys import function_key, value_key
@@ -151,6 +151,38 @@ def test_landing_is_exact_about_what_it_takes():
     program, args = program_of(weighted)
     assert land(program).name == "spmm"
     assert land(program_of(linear)[0]) is None
+
+
+@pytest.mark.parametrize("least,lands", [(None, True), (0.0, True), (1e-16, True), (1e-12, False), (1e-6, False)])
+def test_a_softmax_lands_where_what_is_added_to_its_sums_changes_no_bit(least, lands):
+    def attention(sizes, ends, ids, seed, x, weight):
+        source, target = ends
+        score = torch.nn.functional.leaky_relu(x[source, 0] + x[target, 1])
+        best = score.new_zeros(sizes.destinations)
+        best = best.scatter_reduce(0, target, score.detach(), "amax", include_self=False)
+        exp = (score - best[target]).exp()
+        total = exp.new_zeros(sizes.destinations).scatter_add(0, target, exp)
+        total = total if least is None else total + least
+        return summed(sizes, ends, (exp / total[target]).unsqueeze(1) * x[source])
+
+    program, args = program_of(attention, wanted=(3,))
+    check(program, attention, args, True)
+    found = land(program)
+    assert (found is not None) == lands and (not lands or found.name == "gat_attention")
+
+
+def test_a_cache_keeps_its_most_and_drops_the_oldest():
+    _, x, weight = given()
+    cache, made = ProgramCache(most=2), []
+
+    def get(key):
+        args = arguments(("x", x, Space(NODE, 0)), ("weight", weight, Space()))
+        cache.get(key, linear, lambda: made.append(key) or args, True, 1, ())
+
+    for key, kept in (("a", "a"), ("b", "ab"), ("a", "ab"), ("c", "bc"), ("b", "bc"), ("a", "ca")):
+        get(key)
+        assert len(cache) == len(kept) and all(one in cache for one in kept)
+    assert made == ["a", "b", "c", "a"]
 
 
 def test_shares_of_an_extremum():

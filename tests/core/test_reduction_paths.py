@@ -189,6 +189,18 @@ def test_the_gradient_is_gathered_where_degrees_are_low_and_sources_many(num_src
     assert any(t.data_ptr() == graph.csc.indptr.data_ptr() for t in saved) == gathers
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ties", ["shared", "scatter"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [3, 40])
+def test_shares_of_16_bits_are_summed_in_float32(dtype, ties, way, width):
+    graph = graph_with([4] * 60 + [2] * 60, num_src=20)
+    x = torch.ones(20, width, dtype=dtype)  # equal maxima, whose shares are exact
+    grad = torch.randint(1, 100, (120, width), generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = truth(graph, x, grad, "max", ties)[2]
+    assert torch.equal(ours(graph, x, grad, "max", ties, way)[2], expected.to(dtype))
+
+
 def test_a_transpose_that_does_not_fit_is_named():
     graph = graph_with([3, 4], num_src=10)
     x = numbers(10, 4).requires_grad_()

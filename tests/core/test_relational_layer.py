@@ -89,6 +89,10 @@ def test_the_first_sources_are_the_destinations(order):
     given = inputs(graph, own=False)
     found = relational_layer(graph, **given, out_dtype=torch.float64)
     assert_close(with_gradients(found, given), with_gradients(parts(graph, **given), given), 1e-10)
+    weight = leaf(graph.num_edges, seed=5)  # with a gradient, for which the layer is made of other ops
+    found = relational_layer(graph, **given, edge_weight=weight, out_dtype=torch.float64)
+    assert "RelationalLayer" not in found.grad_fn.name()
+    assert_close(with_gradients(found, given), with_gradients(parts(graph, **given, edge_weight=weight), given), 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -255,6 +259,14 @@ def call(graph, **changed):
 def test_bad_input_is_named(changed, message):
     with pytest.raises(ValueError, match=f"relational_(layer|sum): {message}"):
         call(typed("bipartite"), **changed)
+
+
+def test_the_sources_cannot_stand_for_more_destinations():
+    edges = torch.tensor([[0, 2, 1, 2], [0, 5, 6, 2]])
+    graph = TypedGraph.from_edge_index(edges, torch.tensor([0, 1, 1, 0]), 2, 3, 7)
+    given = inputs(graph, own=False)
+    with pytest.raises(ValueError, match="own must be given, for there are more destinations, 7, than sources, 3"):
+        relational_layer(graph, **given, out_dtype=torch.float64)
 
 
 @pytest.mark.parametrize("rows,depth,width", [(1, 16, 32), (300, 64, 64), (1000, 40, 72), (5, 3, 7), (0, 8, 8)])

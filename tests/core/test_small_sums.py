@@ -1,5 +1,7 @@
 """Sums of small linear maps on the CPU: when they are one op, and its gradients for few and for many rows."""
 
+from itertools import product
+
 import pytest
 import torch
 from test_projection import rows
@@ -51,3 +53,13 @@ def test_gradients_of_sums_of_few_and_of_many_rows(count, dtype):
         found, expected = (torch.autograd.grad(t, wanted, grad, retain_graph=True) for t in (out, want))
         for a, b in zip(found, expected, strict=True):
             assert_near(a, b)
+
+
+@pytest.mark.parametrize("count", [10, 60_000])  # by the modules and by kernels
+@pytest.mark.parametrize("maps", [1, 2, 3])
+def test_every_bias_is_added(count, maps):
+    for places in product((False, True), repeat=maps):
+        linears = [nn.Linear(4, 20, bias=bias) for bias in places]
+        xs = [rows(count, 4, torch.float32).detach() for _ in linears]
+        found = projection.project_sum(xs, linears)
+        torch.testing.assert_close(found, sum(linear(x) for x, linear in zip(xs, linears, strict=True)))

@@ -355,6 +355,16 @@ def test_bad_input_is_named(args, kwargs, message):
         functional.spmm(graph_of("bipartite"), *args, **kwargs)
 
 
+def test_products_of_rows_of_two_precisions_are_refused_by_the_op():
+    csr = list(Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]])).csr)
+    rows = torch.ones(2, 3)
+    for dst, src in ((rows.double(), rows), (rows, rows.double())):
+        with pytest.raises(ValueError, match="sddmm: dst and src must both be float64 or neither"):
+            torch.ops.edgeless.sddmm(dst, src, None, None, csr, [])
+    found = torch.ops.edgeless.sddmm(rows.bfloat16(), rows, None, None, csr, [])
+    assert found.dtype == torch.float32 and found.flatten().tolist() == [3, 3]
+
+
 @pytest.mark.parametrize("rows", [2, 4])
 def test_a_layers_sum_counts_the_rows(rows):
     """All else has been looked at by the layer."""

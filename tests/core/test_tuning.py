@@ -86,6 +86,11 @@ def test_when_an_engine_has_paid():
     assert (break_even(found, "wsb"), break_even(found, "cusparse"), break_even(found, "rowsplit")) == (10, 0, None)
 
 
+def test_blocks_pay_within_as_many_uses_as_are_expected_and_no_more():
+    for build_ms, engine in ((EXPECTED_USES * 0.5, "wsb"), (EXPECTED_USES * 0.5 + 0.01, "rowsplit")):
+        assert choose(Measured({"rowsplit": 2.0, "wsb": 1.5}, build_ms)) == engine
+
+
 # Modes ---------------------------------------------------------------------------------------------------------------
 
 

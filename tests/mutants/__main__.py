@@ -3,6 +3,7 @@
     python tests/mutants --count 100 --seed 7        a sample of all changes
     python tests/mutants --only 'shared/plan*.py'    those of some files
     python tests/mutants --list                      what would be tried; nothing runs
+    python tests/mutants --changes FILE              hand-picked changes from a file (its form: changes.picked)
 
 Each change is made in a copy of the project. The tests that watch its file run first (watchers.py); if these pass, all
 tests run (--quick omits them). Changes that no caller can observe are listed in equal.txt, with the reason, and are not
@@ -29,7 +30,7 @@ from fnmatch import fnmatch
 from multiprocessing import get_context
 from pathlib import Path
 
-from changes import Change, changes_to
+from changes import Change, changes_to, picked
 from watchers import watchers_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,11 +198,16 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="so many, drawn at random (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="of these files alone")
+    parser.add_argument("--changes", type=Path, metavar="FILE", help="those that this file lists, instead of a draw")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at the same time (default: one per core)")
     parser.add_argument("--quick", action="store_true", help="only the tests that watch the changed file")
     parser.add_argument("--list", action="store_true", help="print the changes and run nothing")
     options = parser.parse_args()
-    changes = drawn(options.only, options.count, options.seed)
+    if options.changes is None:
+        changes = drawn(options.only, options.count, options.seed)
+    else:
+        listed = picked(options.changes.read_text(), lambda file: (ROOT / file).read_text())
+        changes = [change for change in listed if identity(change) not in equal_ones()]
     if options.list:
         print(*changes, sep="\n")
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _COMPARISONS = {
@@ -63,6 +63,35 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.kind}: {self.before}"
+
+
+def picked(text: str, read: Callable[[str], str]) -> list[Change]:
+    """The changes that a file of changes lists.
+
+    An entry begins with ``FILE:LINE: KIND``. Lines that begin with ``- `` are the text that is replaced, and lines that
+    begin with ``+ `` what takes its place. Where the text occurs several times, the occurrence nearest to the line is
+    meant. Lines that begin with ``#`` are comments.
+
+    Args:
+        text: the file's contents.
+        read: gives the source of a file.
+
+    Raises:
+        ValueError: if a text does not occur in its file.
+    """
+    found = []
+    for entry in re.split(r"^(?=[^-+#\s])", text, flags=re.MULTILINE)[1:]:
+        head, *rest = entry.splitlines()
+        file, line, kind = re.fullmatch(r"([^:]+):(\d+): (.+)", head).groups()
+        old, new = ("\n".join(row[2:] for row in rest if row.startswith(sign)) for sign in "-+")
+        source = read(file)
+        places = [match.start() for match in re.finditer(re.escape(old), source)]
+        if not old or not places:
+            raise ValueError(f"{file} must have the text that an entry replaces, and has no {old!r}")
+        begin = min(places, key=lambda place: abs(source.count("\n", 0, place) + 1 - int(line)))
+        at = source.count("\n", 0, begin) + 1
+        found.append(Change(file, at, kind, begin, begin + len(old), new, source.splitlines()[at - 1].strip()))
+    return found
 
 
 def changes_to(file: str, source: str) -> list[Change]:

@@ -197,6 +197,73 @@ def test_a_sparse_matrix():
     assert calls == [("generated", True)], calls
 
 
+class ByWeight(StockMessagePassing):
+    """Messages that the values of a sparse matrix weight, unless a weight is given."""
+
+    def forward(self, x, edges, value=None):
+        return self.propagate(edges, x=x, edge_weight=value)
+
+    def message(self, x_j, edge_weight):
+        return x_j * edge_weight.view(-1, 1).exp()
+
+
+class ByAttr(StockMessagePassing):
+    def forward(self, x, edges, value=None):
+        return self.propagate(edges, x=x, edge_attr=value)
+
+    def message(self, x_j, edge_attr):
+        return x_j * edge_attr.exp()
+
+
+class ByType(StockMessagePassing):
+    def forward(self, x, edges, value=None):
+        return self.propagate(edges, x=x, edge_type=value)
+
+    def message(self, x_j, edge_type):
+        return x_j * edge_type.view(-1, 1).exp()
+
+
+MATRICES = {"edge_weight": ByWeight, "edge_attr": ByAttr, "edge_type": ByType}
+
+
+@pytest.mark.parametrize("name", ["edge_weight", "edge_attr", "edge_type"])
+@pytest.mark.parametrize("given", [False, True])
+def test_what_is_given_goes_before_the_values_of_a_sparse_matrix(name, given):
+    inputs = Inputs()
+    layer, ours = MATRICES[name](), copy.deepcopy(MATRICES[name]())
+    edgeless.accelerate(ours)
+    ends = torch.unique(inputs.edge_index, dim=1)
+    shape, more = ((), ()) if name != "edge_attr" else ((1,), (1,))
+    values, others = (torch.rand(ends.size(1), *shape, dtype=torch.float64) for _ in range(2))
+    adj_t = torch.sparse_coo_tensor(ends.flip(0), values, (N, N, *more)).coalesce()
+    args = (inputs.x, adj_t, others if given else None)
+    out, calls = recorded(ours, *args)
+    assert error(out, layer(*args)) < 1e-10 and [ran for _, ran in calls] == [True], calls
+
+
+class Shifted(StockMessagePassing):
+    """A layer that saves none of its inputs for the backward."""
+
+    def forward(self, x, edges, e):
+        return self.propagate(edges, x=x, e=e)
+
+    def message(self, x_j, e):
+        return x_j + e
+
+
+def test_features_that_were_made_in_inference_mode():
+    layer, ours = pair_of_layers(Shifted)
+    given = Inputs()
+    with torch.inference_mode():
+        x = given.x.detach() * 1
+    args = (x, given.edge_index, given.attr6)
+    out, calls = recorded(ours, *args)
+    assert [ran for _, ran in calls] == [False] and "was made in inference mode" in calls[0][0]
+    assert error(out, layer(*args)) < 1e-10 and out.requires_grad
+    with torch.no_grad():
+        assert [ran for _, ran in recorded(ours, *args)[1]] == [True]
+
+
 def test_new_graphs_share_a_program():
     _, ours, args, _ = case("GINEConv")
     layer = case("GINEConv")[0]
@@ -326,7 +393,9 @@ def test_auto_keeps_small_graphs_as_they_are(monkeypatch):
     traces = generated.PROGRAMS.traces
     assert "70 edges are fewer than" in str(edgeless.explain(ours, *args))
     assert generated.PROGRAMS.traces == traces
-    monkeypatch.setattr(generated, "LEAST_EDGES", 10)
+    monkeypatch.setattr(generated, "LEAST_EDGES", 71)
+    assert "70 edges are fewer than" in str(edgeless.explain(ours, *args))
+    monkeypatch.setattr(generated, "LEAST_EDGES", 70)
     assert "numbers each are fewer than" in str(edgeless.explain(ours, *args))
     monkeypatch.setattr(generated, "LEAST_NUMBERS", 10)
     assert edgeless.explain(ours, *args)

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from generated_cases import compare, error
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.utils import scatter, softmax
 
 import edgeless
@@ -329,7 +331,138 @@ def test_dropout_is_right_in_its_rate_and_its_gradient():
     assert error(layer(x, edge_index, e), torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])) < 1e-12
 
 
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_dropout_of_nothing_and_of_everything(p):
+    layer = Layer(lambda s, xi, xj, e, i, n: F.dropout(xj, p) * e + xi)
+    x, edge_index, e = graph()
+    assert [ok for _, ok in outcomes(layer, x, edge_index, e)] == [True]
+    expected = torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[1]] + (1 - p) * x[edge_index[0]] * e)
+    out, weight = layer(x, edge_index, e), torch.rand(6, dtype=torch.float64)
+    assert error(out, expected) < 1e-12
+    for ours, theirs in zip(*(torch.autograd.grad((o * weight).sum(), (x, e)) for o in (out, expected)), strict=True):
+        assert float((ours - theirs).abs().max()) < 1e-12
+
+
+def test_two_dropouts_of_a_message_draw_apart():
+    layer = Layer(lambda s, xi, xj, e, i, n: F.dropout(e, 0.5) - F.dropout(e, 0.5))
+    x, edge_index, e = graph(50, 4000)
+    ones = torch.ones_like(e)
+    assert [ok for _, ok in outcomes(layer, x, edge_index, ones)] == [True]
+    assert float(layer(x, edge_index, ones).abs().max()) > 0
+
+
+def test_dropout_of_what_is_no_row_of_an_edge_is_refused():
+    layer = Layer(lambda s, xi, xj, e, i, n: xj * F.dropout(s.vector, 0.5))
+    said = outcomes(layer, *graph())
+    assert not said[0][1] and "dropout is applied to something else than rows of edges" in said[0][0]
+
+
+def test_a_hook_of_the_layer_itself_is_called_beside_the_program():
+    layer, seen = Layer(RIGHT["a length"]), []
+    handle = layer.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    assert [ok for _, ok in outcomes(layer, *graph())] == [True] and len(seen) == 2
+    handle.remove()
+
+
+class Private(Layer):
+    """A layer that reads a number of its class in an inner function."""
+
+    _scale = 2.0
+
+    def message(self, x_j):
+        def scaled(rows):
+            return rows * self._scale * FACTOR
+
+        return scaled(x_j)
+
+
+def test_what_inner_functions_and_private_names_say_is_seen(monkeypatch):
+    layer, inputs = Private(None), graph()
+    first = layer(*inputs)
+    monkeypatch.setattr(Private, "_scale", 4.0)
+    assert error(layer(*inputs), first * 2) < 1e-12
+    monkeypatch.setitem(globals(), "FACTOR", FACTOR * 3)
+    assert error(layer(*inputs), first * 6) < 1e-12
+
+
+def forgetful(self, x_j):
+    del self.__dict__["kept"]
+    return x_j
+
+
+def test_a_message_that_deletes_an_attribute_runs_as_it_is():
+    layer = Layer(lambda s, xi, xj, e, i, n: forgetful(s, xj))
+    calls = recorded_once(layer, *graph())
+    assert not calls[0][1] and "deletes an attribute" in calls[0][0] and not hasattr(layer, "kept")
+
+
+def test_modes_that_see_every_op_see_those_of_the_stock_layer():
+    layer, inputs = Layer(RIGHT["a length"]), graph()
+    assert outcomes(layer, *inputs)[0][1]
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    class Listening(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    for mode in (Seeing(), Listening()):
+        with mode:
+            assert recorded_once(layer, *inputs) == [("a mode of torch that sees every op is active", False)]
+
+
+def test_a_number_of_rows_that_is_the_nodes_and_the_edges_is_refused():
+    layer = Layer(lambda s, xi, xj, e, i, n: xj * e)
+    said = outcomes(layer, *graph(nodes=20, edges=20))
+    assert not said[0][1] and "are both the nodes' and the edges' number" in said[0][0]
+
+
+# Functions -> a number at which they or their derivatives are infinite.
+INFINITE = {
+    "exp": 1e3, "expm1": 1e3, "sinh": 1e3, "cosh": 1e3, "log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0,
+    "sqrt": 0.0, "rsqrt": 0.0, "reciprocal": 0.0, "acos": 1.0, "asin": 1.0, "acosh": 1.0, "erfinv": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["source", "destination"])
+@pytest.mark.parametrize("name", INFINITE)
+def test_a_node_without_edges_makes_no_gradient_infinite(name, end):
+    function = getattr(torch, name)
+    layer = Layer(lambda s, xi, xj, e, i, n: function(xj if end == "source" else xi) * e)
+    x, edge_index, e = graph()
+    edge_index = edge_index.clamp(max=18)  # node 19 has no edge
+    least = 1.1 if name == "acosh" else 0.1
+    x = (x.detach().abs() / 10 + least).clamp(max=0.9 + least // 1).requires_grad_()
+    assert [ok for _, ok in outcomes(layer, x, edge_index, e)] == [True]  # whose program is checked with such numbers
+    x = x.detach().clone()
+    x[19] = INFINITE[name]
+    x.requires_grad_()
+    out = layer(x, edge_index, e)
+    rows = function(x.detach()[:19])
+    ends = edge_index[int(end == "destination")]
+    assert error(out, torch.zeros_like(x).index_add(0, edge_index[1], rows[ends] * e)) < 1e-12
+    grad = torch.autograd.grad(out.sum(), x)[0]
+    assert bool(grad.isfinite().all()) and not grad[19].any()
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min"])
+def test_results_may_be_written_over(aggr):
+    for name in ("detached", "softmax", "a difference of ends"):
+        layer, inputs = Layer(RIGHT[name], aggr), graph()
+        wanted, grads = [inputs[0], inputs[2], *layer.parameters()], []
+        for in_place in (False, True):
+            out = layer(*inputs)
+            out = out.mul_(3) if in_place else out * 3
+            grads.append(torch.autograd.grad(out.square().sum(), wanted, allow_unused=True))
+        for a, b in zip(*grads, strict=True):
+            assert (a is None) == (b is None) and (a is None or error(a, b) < 1e-12), name
+
+
 def test_a_refusal_names_the_line():
     layer = Layer(REFUSED["a cumulated sum"])
     said = str(edgeless.explain(layer, *graph()))
     assert "cumsum" in said and "test_generated_traps.py:" in said
+    said = str(edgeless.explain(Layer(REFUSED["numbered edges"]), *graph()))
+    assert "arange depends on the order of the edges (" in said

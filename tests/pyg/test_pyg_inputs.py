@@ -360,6 +360,33 @@ def test_edge_index_of_every_order_size_and_flow(name, flow, sort_order):
                 )
 
 
+@pytest.mark.parametrize("name", _ALL)
+@pytest.mark.parametrize("sizes", [(9, 8), (8, 9), (9, None), (None, 9)], ids=str)
+def test_one_size_of_an_edge_index_that_does_not_fit(name, sizes):
+    edges, x = random_edges(8, 8, 20), torch.randn(8, IN)
+    theirs, ours = (_construct(package, name, False, "source_to_target") for package in (stock, fused))
+    ours.load_state_dict(theirs.state_dict())
+    assert "other sizes than the node features" in str(edgeless.explain(ours, x, EdgeIndex(edges, sparse_size=sizes)))
+    have, want = (_outcome(layer, x, EdgeIndex(edges, sparse_size=sizes)) for layer in (ours, theirs))
+    if isinstance(want, dict):
+        assert_close(have, want)
+    else:
+        assert have == want
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv"])
+@pytest.mark.parametrize("kind", ["bipartite", "bipartite_more_targets"])
+def test_attention_of_loops_that_were_added_between_two_sets(name, kind):
+    graph = GRAPHS[kind]
+    theirs, ours = layer_pair(name, (IN, IN))
+    x = node_features(graph)
+    with edgeless.backend("fused"):
+        out, (edges, alpha) = ours(x, graph[0], return_attention_weights=True)
+    want, (their_edges, their_alpha) = theirs(x, graph[0], return_attention_weights=True)
+    assert torch.equal(edges, their_edges)
+    torch.testing.assert_close((out, alpha), (want, their_alpha))
+
+
 def _outcome(layer, *inputs, **kwargs):
     try:
         return run(layer, layer, *inputs, **kwargs)

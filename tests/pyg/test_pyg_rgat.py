@@ -264,6 +264,17 @@ def test_dropout_has_the_rate_and_keeps_the_scale(mechanism, mode):
     assert (mean - exact).norm() <= 0.1 * exact.norm()
 
 
+@pytest.mark.parametrize("mod", ["additive", "scaled", "f-additive", "f-scaled"])
+@EVERY_MODE
+def test_a_modified_attention_is_not_dropped(mod, mode):
+    """The stock layer's constructor takes no dropout beside a modification, but the attribute can be set."""
+    graph = GRAPHS["random"]
+    theirs, ours = (layer.train() for layer in layer_pair(torch.float64, mod=mod, **mode))
+    theirs.dropout = ours.dropout = 0.5
+    inputs = features(graph[1], IN, torch.float64), graph[0], types_of(graph)
+    assert_close(run_fused(ours, *inputs), run(theirs, theirs, *inputs))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
 @pytest.mark.parametrize("mode", [ADDITIVE, {"mod": "f-additive"}, MULTIPLICATIVE], ids=str)

@@ -183,6 +183,8 @@ def test_matrices_are_permuted_with_their_values(transform, layout):
     assert torch.equal(after.x, before.x[old])
     if layout != "SparseTensor":
         assert after.adj_t.layout == before.adj_t.layout
+    if layout in (torch.sparse_coo, "uncoalesced"):
+        assert after.adj_t.is_coalesced() == before.adj_t.is_coalesced()
     if transform.method in ("community", "metis", "rcm", "degree"):  # the order is that of the same edges elsewhere
         plain = transform(Data(x=before.x, edge_index=edges))
         assert torch.equal(old, plain.original_node)

@@ -231,6 +231,26 @@ def test_other_strategies_of_sharing_are_known():
         assert stamp(other, False) != stamp(other, True)  # a sample is enough
 
 
+def test_every_field_of_a_stamp():
+    """Of a tensor whose contents are not looked at, as on a GPU."""
+
+    def empty(*sizes, strides=None, dtype=torch.long):
+        strides = strides or torch.empty(sizes).stride()
+        return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+
+    written, inferred = empty(2, 6), None
+    written.zero_()
+    with torch.inference_mode():
+        inferred = empty(2, 6)
+    others = [
+        empty(2, 7), empty(3, 6), empty(12), empty(2, 6, 1), empty(2, 6, dtype=torch.int32),
+        empty(2, 6, strides=(1, 2)), empty(2, 6, strides=(7, 1)), written, inferred,
+    ]  # fmt: skip
+    assert stamp(empty(2, 6), False) == stamp(empty(2, 6), False)
+    assert len({stamp(tensor, False) for tensor in (empty(2, 6), *others)}) == 1 + len(others)
+    assert stamp(torch.zeros(2, 0, dtype=torch.long), False) != stamp(empty(2, 0), False)
+
+
 def test_empty_and_odd_tensors_have_a_stamp():
     for tensor in (
         torch.empty(2, 0, dtype=torch.long),

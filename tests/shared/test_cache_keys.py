@@ -173,7 +173,6 @@ def tiles():
         yield lambda by_dst=by_dst, mean=mean: graph.tiled(by_dst, mean)
 
 
-# File and function that make the keys -> their users.
 def every_pairs():
     (every_pair,) = installed("edgeless.pyg.every_pair")
     edges, others, types = EDGES.clone(), EDGES.flip(1).clone(), TYPES.clone()
@@ -186,11 +185,12 @@ def every_pairs():
 def blocks():
     from edgeless.programs.blocks import blocks_of
 
-    graph = Graph.from_edge_index(EDGES, 4, 4)
-    for receiving, edges in ((True, 2), (False, 2), (True, 5)):
-        yield lambda receiving=receiving, edges=edges: blocks_of(graph, receiving, edges)
+    graph = Graph.from_edge_index(torch.tensor([[0, 0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 3, 3, 3]]), 4, 4)
+    for receiving, edges in ((True, 2), (False, 2), (True, 5)):  # where to cut, which is what is kept
+        yield lambda receiving=receiving, edges=edges: blocks_of(graph, receiving, edges)[1]
 
 
+# File and function that make the keys -> their users.
 USERS = {
     "graph_cache.py:graph_of_edge_index": edge_lists,
     "pyg/convert.py:SparseMatrix.graph": sparse_matrices,

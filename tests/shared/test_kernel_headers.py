@@ -64,3 +64,14 @@ def test_missing_headers_are_errors_in_words(monkeypatch, tmp_path):
     monkeypatch.setattr(headers, "__file__", str(tmp_path / "a" / "b" / "headers.py"))
     with pytest.raises(NvrtcError, match="the sources of the CUDA kernels are missing from .*: reinstall edgeless"):
         headers.sources.__wrapped__()
+
+
+@pytest.mark.parametrize("architecture,expected", [
+    (75, "sm_75"), (80, "sm_80"), (89, "compute_86"), (90, "sm_90"), (91, "compute_90"), (150, "compute_90"),
+])  # fmt: skip
+def test_a_gpu_that_the_library_does_not_know_gets_the_ptx_of_the_newest_before_it(architecture, expected):
+    library = object.__new__(nvrtc.Nvrtc)
+    library.version, library.architectures = (13, 0), lambda: (75, 80, 86, 90)
+    assert library.target(architecture) == expected
+    with pytest.raises(NvrtcError, match="compiles for sm_75 and later, not for sm_70"):
+        library.target(70)

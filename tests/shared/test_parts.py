@@ -21,6 +21,7 @@ from processes import forking
 import edgeless
 import edgeless.distributed as ed
 from edgeless import functional, layer
+from edgeless.distributed.exchange import Halo
 
 needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 
@@ -154,6 +155,22 @@ def test_one_process_needs_no_group(parts, name):
     assert torch.equal(looped.edge_index()[:, looped.edge_ids.argsort()], whole.edge_index())
 
 
+def test_powers_of_degrees_are_told_apart_by_every_option(parts):
+    plain = {"side": "dst", "power": -0.5, "dtype": torch.float32, "isolated": 1.0}
+    options = [{**plain, **change} for change in (
+        {}, {"side": "src"}, {"power": -1.0}, {"dtype": torch.float64}, {"isolated": 0.0},
+    )]  # fmt: skip
+    edge_index = edges("loops")
+    graph = edgeless.Graph.from_edge_index(edge_index, NODES, NODES)
+    for order in (options, options[::-1]):
+        dg = ed.load(parts / "merged")
+        for one in order:
+            scale, whole = ed.gather(dg.degree_scale(**one), dg), graph.degree_scale(**one)
+            assert scale.dtype == whole.dtype
+            torch.testing.assert_close(scale, whole)
+            assert dg.degree_scale(**one) is dg.degree_scale(**one)
+
+
 def test_masks_and_losses_are_those_of_the_whole_graph(parts):
     net, dg = new_net(), ed.load(parts / "random")
     torch.manual_seed(50)
@@ -234,6 +251,19 @@ def test_partition_takes_a_graph_and_other_integers(tmp_path):
     one = ed.partition(graph, NODES, 2, tmp_path / "a", method="contiguous")
     other = ed.partition(edge_index.int(), NODES, 2, tmp_path / "b", method=torch.arange(NODES) * 2 // NODES)
     assert one["fingerprint"] == other["fingerprint"]
+
+
+def test_received_rows_are_those_of_the_same_unwritten_tensor():
+    rows, received = torch.ones(3, 2), torch.ones(1, 2)
+    halo = Halo(None, 3, torch.tensor([0]), [0, 1], [0, 1])
+    halo.remember(rows, False, received)
+    assert halo.knows(rows) and not halo.knows(rows.clone()) and not halo.knows(rows[:])
+    rows.add_(1)
+    assert not halo.knows(rows)
+    halo.remember(rows, True, received)
+    assert halo.knows(rows) and not halo.knows(rows.requires_grad_())
+    halo.forget()
+    assert not halo.knows(rows.detach_())
 
 
 def test_a_loss_of_another_shape_is_refused(parts):

@@ -1,0 +1,116 @@
+"""The key of functional.message_passing's programs, field by field."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import torch
+from program_keys import Keys, assert_nobody_gets_anothers, default_dtype, described, set_to, within
+from torch import nn
+
+import edgeless
+from edgeless import Graph, functional
+from edgeless.message_passing import PROGRAMS
+
+OFFSET = 1.0
+G = torch.Generator().manual_seed(0)
+EDGES = torch.randint(9, (2, 40), generator=G)
+SQUARE, ACROSS = Graph.from_edge_index(EDGES, 9, 9), Graph.from_edge_index(EDGES, 10, 9)
+ROWS = torch.rand(10, 3, generator=G), torch.rand(9, 3, generator=G), torch.rand(40, 3, generator=G)
+
+
+class Power(nn.Module):
+    """A module that reads numbers of its own and of the setting."""
+
+    def __init__(self):
+        super().__init__()
+        self.power = 2
+        self.factor = nn.Parameter(torch.rand(3, 3))
+        self.scale, self.shift = nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(3))
+
+    def forward(self, x):
+        out = x ** (self.power + self.training)
+        return out @ self.factor.to(out.dtype) * self.scale * torch.tensor([1.0, 2.0, 3.0]) + self.shift
+
+
+POWER = Power()
+REORDERED = {name: POWER._parameters[name] for name in ("factor", "shift", "scale")}
+
+
+def closing_over(factor):
+    def message(x, y, more=0.5):
+        return POWER(x * y) * factor + more + OFFSET
+
+    def other(x, y, more=0.5):
+        return POWER(x * y) * factor - more - OFFSET
+
+    return message, other
+
+
+MESSAGE, OTHER = closing_over(2.0)
+
+
+def user(graph=SQUARE, message=MESSAGE, sides=("src", "dst"), dtypes=(torch.float32,) * 2, grads=(True, True),
+         widths=(3, 3), reduce="sum", block=contextlib.nullcontext):  # fmt: skip
+    """One user, as a function: what it is given, and the block of code that it calls in."""
+    rows = {"src": ROWS[0][: graph.num_src], "dst": ROWS[1][: graph.num_dst], "edge": ROWS[2]}
+    options = list(zip(sides, dtypes, grads, widths, strict=True))
+
+    def call(by_program):
+        given = [rows[side][:, :width].to(dtype, copy=True).requires_grad_(g) for side, dtype, g, width in options]
+        by_side = {side: [t for s, t in zip(sides, given, strict=True) if s == side] for side in rows}
+        with block(), edgeless.backend("fused" if by_program else "reference"):
+            out = functional.message_passing(graph, message, **by_side, reduce=reduce)
+            return described(out, [*given, *POWER.parameters()])
+
+    return call
+
+
+def with_parameter(name, width=3, dtype=torch.float32, grad=True):
+    """A user whose module has another parameter of this name."""
+    value = getattr(POWER, name).detach()[..., :width].to(dtype, copy=True)
+    return user(block=within((set_to, POWER, name, nn.Parameter(value, grad))))
+
+
+USERS = {
+    "another function": user(message=OTHER),
+    "a number in its closure": user(block=within((set_to, MESSAGE.__closure__[0], "cell_contents", 3.0))),
+    "a default": user(block=within((set_to, MESSAGE, "__defaults__", (0.25,)))),
+    "a global": user(block=within((set_to, sys.modules[__name__], "OFFSET", 2.0))),
+    "a number of its module": user(block=within((set_to, POWER, "power", 3))),
+    "the mode of its module": user(block=within((set_to, POWER, "training", False))),
+    "the reduction": user(reduce="mean"),
+    **{
+        f"{what} of the {side}": user(**{field: values[::order]})
+        for side, order in (("sources", 1), ("destinations", -1))
+        for what, field, values in (
+            ("the dtype", "dtypes", (torch.float64, torch.float32)),
+            ("the width", "widths", (1, 3)),
+            ("no gradient", "grads", (False, True)),
+        )
+    },
+    **{
+        f"{what} of the parameter {name}": with_parameter(name, **option)
+        for name in ("factor", "scale", "shift")
+        for what, option in (
+            ("the dtype", {"dtype": torch.float64}),
+            ("the width", {"width": 1}),
+            ("no gradient", {"grad": False}),
+        )
+    },
+    "the order of parameters": user(block=within((set_to, POWER, "_parameters", REORDERED))),
+    "no gradients": user(block=torch.no_grad),
+    "autocast": user(block=within((torch.autocast, "cpu", torch.bfloat16))),
+    "the default dtype": user(block=within((default_dtype, torch.float64))),
+    "sides": user(sides=("src", "src")),
+    "edges": user(sides=("edge", "edge")),
+    "edges of two sets of nodes": user(graph=ACROSS, sides=("edge", "edge")),
+    "plain": user(),
+}
+
+
+def test_nobody_gets_anothers_program(monkeypatch):
+    keys = Keys(monkeypatch, depths=(1, 2, 0, 0, 0, 0))
+    assert_nobody_gets_anothers(USERS, PROGRAMS)
+    assert not keys.never_alone(), "no two users differ in these fields alone"
