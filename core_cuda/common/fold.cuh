@@ -130,8 +130,9 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) fold.load(u, __shfl_sync(kWarp, index, b + u, width), further(at, u));
       fold.choose(b);
-      const bool within = last - at >= kBatch && (row_end == never || row_end - at > kBatch);
-      if (__all_sync(kWarp, within)) {
+      // Long code, of which a batch has one edge, exists once.
+      const bool within = kBatch > 1 && last - at >= kBatch && (row_end == never || row_end - at > kBatch);
+      if (kBatch > 1 && __all_sync(kWarp, within)) {
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
           fold.take(u, at - first + u);

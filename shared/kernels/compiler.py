@@ -25,25 +25,28 @@ SECONDS_TO_SAY = 2.0  # longer compilations are reported on stderr
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel in the sources that the package contains.
+    """A kernel in the sources that the package contains, or in a text that includes one of them.
 
     Attributes:
-        header: the header that declares it, relative to ``core_cuda``.
+        header: the header that declares it, or that the text needs, relative to ``core_cuda``.
         expression: its name with template arguments: ``"edgeless::cuda::merge_softmax_kernel<float, int32_t>"``.
+        text: CUDA C++ behind the header, written at run time.
     """
 
     header: str
     expression: str
+    text: str = ""
 
     @property
     def source(self) -> str:
         """The translation unit that is compiled."""
-        return f'#include <cmath>\n#include "{self.header}"\n'
+        return f'#include <cmath>\n#include "{self.header}"\n{self.text}'
 
 
 def identity_of(kernel: Kernel, architecture: int) -> str:
     """Returns the key of a kernel's code in memory and in packs. It does not depend on the compiler."""
     parts = (headers.digest_of_sources(), kernel.header, kernel.expression, str(architecture), *OPTIONS)
+    parts = (*parts, kernel.text) if kernel.text else parts
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -8,6 +8,7 @@ one file. ``python -m edgeless compile --kernels FILE`` puts these kernels into 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from typing import Union
 from .compiler import Kernel, compiled
 from .store import default_store
 
-__all__ = ["prepare", "provide", "read_log"]
+__all__ = ["kernel_named", "named_text", "prepare", "provide", "read_log"]
 
 SECONDS_TO_SAY = 2.0  # longer waits are reported on stderr, once
 
@@ -34,9 +35,11 @@ def provide(header: str, expression: str, architecture: int) -> tuple[bytes, str
     Raises:
         CompileError, NvrtcError, ValueError: as :func:`edgeless.kernels.compiled`.
     """
-    _log(header, expression, architecture)
+    kernel = kernel_named(header, expression)
+    if not kernel.text:  # a pack is made of headers alone
+        _log(header, expression, architecture)
     begin = time.monotonic()
-    image = compiled(Kernel(header, expression), architecture)
+    image = compiled(kernel, architecture)
     _report(time.monotonic() - begin, architecture)
     return image.code, image.name
 
@@ -56,7 +59,24 @@ def prepare(kernels: Sequence[tuple[str, str]], architecture: int) -> None:
             compiled(kernel, architecture)
 
     for name in kernels:
-        threading.Thread(target=compile_one, args=(Kernel(*name),), daemon=True).start()
+        threading.Thread(target=compile_one, args=(kernel_named(*name),), daemon=True).start()
+
+
+_texts: dict[str, tuple[str, str]] = {}  # (header, text) by the name that the core knows instead
+
+
+def named_text(header: str, text: str) -> str:
+    """Gives a text that includes a header a name, by which its kernels are launched as those of headers are."""
+    digest = hashlib.sha256("\0".join((header, text)).encode()).hexdigest()
+    name = f"generated/{digest}"
+    _texts[name] = (header, text)
+    return name
+
+
+def kernel_named(header: str, expression: str) -> Kernel:
+    """The kernel of a header, or of a text that :func:`named_text` gave a name."""
+    header, text = _texts.get(header, (header, ""))
+    return Kernel(header, expression, text)
 
 
 _waited = 0.0  # seconds

@@ -21,6 +21,7 @@ from torch.fx import Node
 
 from .. import _C  # noqa: F401  registers the sum
 from ..graph import Graph
+from ..kernels import CompileError, NvrtcError
 from . import ops
 from .compiled import Code
 from .rules import is_pointwise, name_of, shape_of, space_of
@@ -28,6 +29,7 @@ from .schedule import Nodes, Schedule, Walk, is_fold, is_total
 from .spaces import EDGE, Refused, Sizes
 
 BLOCK_EDGES = 4096
+CUDA_BLOCK_EDGES = 1 << 18  # where no kernel is generated: launches take longer than the ops on fewer edges
 _SUM, _SUMMED = torch.ops.edgeless.spmm.default, (torch.float32, torch.float64)  # faster than index_add_ on the CPU
 
 
@@ -135,6 +137,8 @@ class Interpreter:
     def __init__(self, plan: Schedule, receiving: int):
         self.plan, self.receiving = plan, receiving
         needed = {a for step in plan.steps for node in step.ops for a in node.all_input_nodes} | set(plan.outputs)
+        self.needed = needed
+        self.on_cuda: dict[int, Any] = {}  # compiled walks by id, or why there is none
         for walk in plan.walks():
             walk.code = walk.code or Code(walk, plan.sizes, needed)
         self.steps = [_compile(step, plan.sizes, needed) if isinstance(step, Walk) else step for step in plan.steps]
@@ -174,6 +178,10 @@ class Interpreter:
         return [values[node] for node in self.plan.outputs]
 
     def _walk(self, step: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int, compiled: bool) -> list[Any]:
+        if graph.device.type == "cuda":
+            found = self.run_on_cuda(step.walk, values, graph, sizes) if compiled else None
+            block = max(block, CUDA_BLOCK_EDGES)
+            return self._interpret(step, values, graph, sizes, block) if found is None else found
         code, receives = step.walk.code, step.walk.end == self.receiving
         if _examples.kept:
             code.keep_example(values, graph, sizes, receives, lambda v: self._interpret(step, v, graph, sizes, block))
@@ -191,6 +199,31 @@ class Interpreter:
             for i, found in enumerate(step.run(part, reads, sizes)):
                 results[i] = stores[i](results[i], found, part, sizes, cuts[-1])
         return results
+
+    def cuda_walk(self, walk: Walk, device: torch.device) -> Any:
+        """A walk as generated kernels, or why there are none."""
+        try:
+            from .cuda_walks import cuda_walk  # not imported where no GPU is used
+        except ImportError as error:  # its tables of lanes need NumPy
+            return str(error)
+        if id(walk) not in self.on_cuda:
+            self.on_cuda[id(walk)] = cuda_walk(walk, self.plan.sizes, self.needed, device)
+        return self.on_cuda[id(walk)]
+
+    def all_on_cuda(self, device: torch.device) -> bool:
+        """Whether generated kernels run all walks."""
+        return not any(isinstance(self.cuda_walk(walk, device), str) for walk in self.plan.walks())
+
+    def run_on_cuda(self, walk: Walk, values: dict, graph: Graph, sizes: Sizes) -> Optional[list[Any]]:
+        """The sinks of a walk by generated kernels, or None if there are none."""
+        found = self.cuda_walk(walk, graph.device)
+        if isinstance(found, str):
+            return None
+        try:
+            return found(values, graph, sizes, self.receiving)
+        except (CompileError, NvrtcError) as error:
+            self.on_cuda[id(walk)] = str(error)
+            return None
 
 
 def _store(sink: Node) -> Callable:

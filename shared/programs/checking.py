@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -124,14 +123,15 @@ def _sample_ends(sizes: Sizes, generator, loops: bool) -> Tensor:
 
 def _sample(argument: Argument, sizes: Sizes, generator, own: bool) -> Tensor:
     """A tensor in place of an argument, with its own values or with others."""
-    value, space = argument.value.detach().cpu(), argument.space
+    value, space = argument.value.detach(), argument.space
     if space.rows:
         rows = sizes.of(space.kind)
         if value.size(space.dim) == 0:
             value = value.new_zeros([1 if d == space.dim else n for d, n in enumerate(value.shape)])
-        value = value.index_select(space.dim, torch.randint(value.size(space.dim), (rows,), generator=generator))
+        drawn = torch.randint(value.size(space.dim), (rows,), generator=generator)
+        value = value.index_select(space.dim, drawn.to(value.device)).cpu()  # few rows of what may be gigabytes
     else:
-        value = value.clone()
+        value = value.cpu().clone()
     if not value.is_floating_point():
         return value
     value = value.double()
@@ -200,23 +200,27 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 @contextlib.contextmanager
 def in_double(program: Program):
-    """Computes a program in float64: casts to shorter types become casts to it."""
+    """Computes a program on the CPU in float64: casts to shorter types become casts to it."""
     changed, constants = [], []
 
     def cast(a):
         if isinstance(a, (list, tuple)):
             return type(a)(map(cast, a))
+        if isinstance(a, torch.device):
+            return torch.device("cpu")
         return torch.float64 if isinstance(a, torch.dtype) and a in _FLOATS else a
 
     for module in program.modules():
         for node in module.graph.nodes:
             args, kwargs = cast(tuple(node.args)), {name: cast(value) for name, value in node.kwargs.items()}
-            if _dtypes(args, kwargs) != _dtypes(node.args, node.kwargs):
+            if _types(args, kwargs) != _types(node.args, node.kwargs):
                 changed.append((node, node.args, node.kwargs))
                 node.args, node.kwargs = args, kwargs
-            if node.op == "get_attr" and getattr(module, node.target).dtype in _FLOATS:
-                constants.append((module, node.target, getattr(module, node.target)))
-                setattr(module, node.target, constants[-1][2].double())
+            constant = getattr(module, node.target) if node.op == "get_attr" else None
+            if constant is not None and (constant.dtype in _FLOATS or not constant.is_cpu):
+                constants.append((module, node.target, constant))
+                constant = constant.cpu()
+                setattr(module, node.target, constant.double() if constant.dtype in _FLOATS else constant)
     try:
         if changed or constants:
             program.compile()
@@ -230,5 +234,5 @@ def in_double(program: Program):
             program.compile()
 
 
-def _dtypes(args, kwargs) -> list[Optional[torch.dtype]]:
-    return [a for a in [*args, *kwargs.values()] if isinstance(a, torch.dtype)]
+def _types(args, kwargs) -> list:
+    return [a for a in [*args, *kwargs.values()] if isinstance(a, (torch.dtype, torch.device))]

@@ -72,6 +72,8 @@ class Modes(TorchFunctionMode):
             self.line = user_line(sys._getframe(1)) or self.line
             if self.line:
                 fx_traceback.set_stack_trace([self.line])
+            if func == torch.Tensor.requires_grad.__get__ and _warns_only(sys._getframe(1)):
+                return False
             if func in _REFUSED:
                 self.refuse(f"message() {_REFUSED[func]}")
         if func in _DROPOUTS:
@@ -102,6 +104,14 @@ class Modes(TorchFunctionMode):
             self.refuse("dropout is applied to something else than rows of edges")
         self.draws += 1
         return x * ops.dropout_scale(x.detach(), self.seed, self.ids, self.draws, float(p))
+
+
+def _warns_only(frame) -> bool:
+    """Whether PyG's scatter reads requires_grad: without torch_scatter it only warns, and computes the same."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "edgeless"):
+        frame = frame.f_back
+    caller = "" if frame is None else frame.f_globals.get("__name__", "")
+    return caller == "torch_geometric.utils._scatter" and "torch_scatter" not in sys.modules
 
 
 def _stopped(value):

@@ -140,6 +140,8 @@ class Program:
         """
         if not self.divides_extrema:
             return True
+        if graph.device.type == "cuda":
+            return self.forward.all_on_cuda(graph.device) and self.backward.all_on_cuda(graph.device)
         walks = [*self.plan.walks(), *self.backward_plan.walks()]
         ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in walks]
         return all(ready)

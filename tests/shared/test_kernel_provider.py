@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from edgeless.kernels import Image, Kernel, Store, provider, read_log
+from edgeless.kernels import Image, Kernel, Store, identity_of, provider, read_log
 
 KERNEL = ("a.cuh", "edgeless::cuda::k<float, 1>")
 
@@ -34,6 +34,17 @@ def test_every_kernel_is_a_line(log):
     ]
     assert log.read_text().splitlines() == lines
     assert read_log(log) == {Kernel(*KERNEL): {80, 90}, Kernel("b.cuh", "k"): {90}}
+
+
+def test_a_text_has_a_name_and_no_line(log, monkeypatch):
+    asked = []
+    monkeypatch.setattr(provider, "compiled", lambda kernel, _: asked.append(kernel) or Image("cubin", "_Zk", b"code"))
+    name, other = provider.named_text("a.cuh", "// one"), provider.named_text("a.cuh", "// two")
+    assert name != other and name == provider.named_text("a.cuh", "// one")
+    provider.provide(name, "k", 90)
+    assert asked == [Kernel("a.cuh", "k", "// one")] and not log.exists()
+    assert asked[0].source.endswith('#include "a.cuh"\n// one')
+    assert len({identity_of(Kernel("a.cuh", "k", text), 90) for text in ("", "// one", "// two")}) == 3
 
 
 def test_a_kernel_that_does_not_compile_is_in_it(log, monkeypatch):

@@ -1,0 +1,278 @@
+// What generated walks are made of. A walk is a functor of common/fold.cuh, whose text is written from a program
+// (shared/programs/cuda_code.py): how rows are cut and merged is said there.
+//
+// A row of `frame` values is spread over the lanes of a sub-warp, kV neighbouring values in each. The functor derives
+// from Lane, computes the values of an edge in registers, and reduces them into its Piece. What is summed over all
+// edges stays in registers until the block ends (add_totals); the host adds the blocks' parts in order.
+#pragma once
+
+#include "../common/dropout.h"
+#include "../common/fold.cuh"
+#include "../common/warp.cuh"
+
+namespace edgeless::cuda::programs {
+
+// shared/programs/cuda_plan.py packs the same bytes.
+template <int kReads, int kWrites>
+struct WalkArgs {
+  CompressedGraph graph;
+  FoldPlan plan;
+  int64_t vectors = 0;    // lanes that a row fills
+  char* carry = nullptr;  // fix-up workspace for hubs: [2, slots, vectors] of Piece
+  int64_t sizes[3] = {};  // sources, destinations and edges
+  const char* read[kReads] = {};
+  char* write[kWrites] = {};
+};
+
+constexpr int power_of_two_in(int n, int most) {
+  int found = 1;
+  while (found < most && n % (2 * found) == 0) found *= 2;
+  return found;
+}
+
+template <int kBytes>
+struct ChunkOf;
+template <>
+struct ChunkOf<16> {
+  using type = uint4;
+};
+template <>
+struct ChunkOf<8> {
+  using type = uint2;
+};
+template <>
+struct ChunkOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct ChunkOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct ChunkOf<1> {
+  using type = uint8_t;
+};
+
+// kCount neighbouring values as they are loaded, with as few instructions as their alignment allows: rows begin at
+// multiples of kCount values.
+template <class S, int kCount>
+struct Loaded {
+  static constexpr int kBytes = power_of_two_in(kCount * sizeof(S), 16), kChunks = kCount * sizeof(S) / kBytes;
+  using Chunk = typename ChunkOf<kBytes>::type;
+  Chunk chunk[kChunks];
+
+  // Of a row that many edges gather.
+  __device__ __forceinline__ void gather(const S* at) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) chunk[i] = __ldg(reinterpret_cast<const Chunk*>(at) + i);
+  }
+  // Of a row that is read once.
+  __device__ __forceinline__ void once(const S* at) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) chunk[i] = __ldcs(reinterpret_cast<const Chunk*>(at) + i);
+  }
+  __device__ __forceinline__ S operator[](int k) const {
+    constexpr int kOfChunk = kBytes / sizeof(S);
+    S some[kOfChunk];
+    memcpy(some, chunk + k / kOfChunk, kBytes);
+    return some[k % kOfChunk];
+  }
+};
+
+template <class S, int kCount>
+__device__ __forceinline__ void store_values(S* at, const S (&x)[kCount]) {
+  Loaded<S, kCount> packed;
+  memcpy(packed.chunk, x, sizeof(x));
+#pragma unroll
+  for (int i = 0; i < packed.kChunks; ++i) {
+    __stcs(reinterpret_cast<typename Loaded<S, kCount>::Chunk*>(at) + i, packed.chunk[i]);
+  }
+}
+
+// Values in arithmetic: 16-bit numbers as float, all others as they are.
+__device__ __forceinline__ float value_of(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float value_of(__half x) { return __half2float(x); }
+template <class S>
+__device__ __forceinline__ S value_of(S x) {
+  return x;
+}
+
+template <class S, class A>
+__device__ __forceinline__ S stored(A x) {
+  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
+    return __float2bfloat16_rn(static_cast<float>(x));
+  } else if constexpr (std::is_same_v<S, __half>) {
+    return __float2half_rn(static_cast<float>(x));
+  } else {
+    return static_cast<S>(x);
+  }
+}
+
+// The lane of a sub-warp. Outside of the row it computes what its first lane does, and writes nothing.
+template <class Args>
+struct Lane {
+  const Args& args;
+  const int vector;  // of the row
+  const bool inside;
+  const int some;  // a vector that exists
+
+  __device__ Lane(const Args& args, int vector)
+      : args(args), vector(vector), inside(vector < args.vectors), some(inside ? vector : 0) {}
+
+  // The lanes of the sub-warp, which exchange values while other sub-warps of the warp are elsewhere.
+  __device__ __forceinline__ unsigned team() const {
+    const int width = 1 << args.plan.team_log2, first = threadIdx.x % 32 / width * width;
+    return (width == 32 ? 0xffffffffu : (1u << width) - 1) << first;
+  }
+  template <class S>
+  __device__ __forceinline__ const S* read(int i) const {
+    return reinterpret_cast<const S*>(args.read[i]);
+  }
+  template <class S>
+  __device__ __forceinline__ S* write(int i) const {
+    return reinterpret_cast<S*>(args.write[i]);
+  }
+  template <class I>
+  __device__ __forceinline__ int64_t id(I position) const {
+    const I* ids = static_cast<const I*>(args.graph.edge_ids);
+    return ids ? static_cast<int64_t>(__ldcs(ids + position)) : static_cast<int64_t>(position);
+  }
+  template <class Piece>
+  __device__ __forceinline__ Piece* place(int64_t slot) const {
+    return reinterpret_cast<Piece*>(args.carry) + slot * args.vectors + vector;
+  }
+};
+
+// x combined over groups of kLanes neighbouring lanes of the sub-warp `team`; every lane of the group gets the result.
+template <int kLanes, class A, class Both>
+__device__ __forceinline__ A over_lanes(A x, unsigned team, Both&& both) {
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) x = both(x, __shfl_xor_sync(team, x, step));
+  return x;
+}
+template <int kLanes, class A>
+__device__ __forceinline__ A lanes_add(A x, unsigned team) {
+  return over_lanes<kLanes>(x, team, [](A a, A b) { return a + b; });
+}
+template <int kLanes, class A>
+__device__ __forceinline__ A lanes_mul(A x, unsigned team) {
+  return over_lanes<kLanes>(x, team, [](A a, A b) { return a * b; });
+}
+template <int kLanes, class A>
+__device__ __forceinline__ A lanes_max(A x, unsigned team) {
+  return over_lanes<kLanes>(x, team, [](A a, A b) { return a > b || a != a ? a : b; });
+}
+template <int kLanes, class A>
+__device__ __forceinline__ A lanes_min(A x, unsigned team) {
+  return over_lanes<kLanes>(x, team, [](A a, A b) { return a < b || a != a ? a : b; });
+}
+
+// Sums x[i] over the lanes of a sub-warp of kLanes; lane l gets those of its share, elements l * kCount / kLanes on, in
+// the first places of x.
+template <int kLanes, int kCount, class A>
+__device__ __forceinline__ void shares_add(A (&x)[kCount], unsigned team) {
+#pragma unroll
+  for (int step = kLanes / 2, half = kCount / 2; step > 0; step /= 2, half /= 2) {
+    const bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const A keep = upper ? x[half + i] : x[i], give = upper ? x[i] : x[half + i];
+      x[i] = keep + __shfl_xor_sync(team, give, step);
+    }
+  }
+}
+
+// The extremum of a row, the edge that it comes from, and how many edges have it: 0 before the first one and where it
+// is NaN.
+template <bool kMax, class A>
+__device__ __forceinline__ void take_best(A x, int64_t id, A& best, int64_t& at, int& count) {
+  const bool better = kMax ? x > best : x < best;
+  if (better || x != x || (count == 0 && best == best)) {
+    best = x, at = id, count = x == x;
+  } else if (x == best) {
+    ++count;
+  }
+}
+template <bool kMax, class A>
+__device__ __forceinline__ void merge_best(A x, int64_t id, int n, A& best, int64_t& at, int& count) {
+  const bool better = kMax ? x > best : x < best;
+  if (better || x != x) {
+    best = x, at = id, count = n;
+  } else if (x == best) {
+    count += n;
+  }
+}
+__device__ __forceinline__ int64_t argument(int64_t at, int count) {
+  return count == 1 ? at : -static_cast<int64_t>(count);
+}
+
+// Takes x to exponentials that are relative to their maximum: the sums so far are to be multiplied by `less`, and x
+// counts `now`.
+template <class A>
+__device__ __forceinline__ void add_exponential(A x, A& top, A& less, A& now) {
+  less = 1;
+  if (x > top || x != x) {
+    less = power_of_two((top - x) * A(kLog2e));
+    top = x;
+  }
+  now = power_of_two((x - top) * A(kLog2e));
+}
+// The factors of two such sums, relative to the maximum of both.
+template <class A>
+__device__ __forceinline__ void both_exponentials(A a, A b, A& of_a, A& of_b) {
+  const A top = a > b || a != a ? a : b;
+  of_a = a == top ? A(1) : power_of_two((a - top) * A(kLog2e));
+  of_b = b == top ? A(1) : power_of_two((b - top) * A(kLog2e));
+}
+
+// A pointer of which the compiler does not know that it is the same for every edge, so that it keeps nothing that is
+// read from it in registers.
+template <class S>
+__device__ __forceinline__ const S* afresh(const S* at) {
+  asm volatile("" : "+l"(at));
+  return at;
+}
+
+// Functions of the texts (shared/programs/scalar_ops.py).
+__device__ __forceinline__ float el_expf(float x) { return __expf(x); }
+__device__ __forceinline__ double el_exp(double x) { return exp(x); }
+__device__ __forceinline__ float el_logf(float x) { return logf(x); }
+__device__ __forceinline__ double el_log(double x) { return log(x); }
+__device__ __forceinline__ float el_log1pf(float x) { return log1pf(x); }
+__device__ __forceinline__ double el_log1p(double x) { return log1p(x); }
+__device__ __forceinline__ float el_tanhf(float x) { return tanhf(x); }
+__device__ __forceinline__ double el_tanh(double x) { return tanh(x); }
+
+// Adds up the kCount sums of all edges that each lane of a block has, over its sub-warps in order, and writes those of
+// the row's lanes to part[block][k * vectors + vector].
+template <int kCount, class A, class Args>
+__device__ inline void add_totals(const Lane<Args>& lane, const A (&sums)[kCount], A* parts) {
+  __shared__ A shared[kFoldThreads];
+  const int width = 1 << lane.args.plan.team_log2, at = threadIdx.x & (width - 1);
+  A* const part = parts + static_cast<int64_t>(blockIdx.x) * kCount * lane.args.vectors;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    A x = sums[k];
+    for (int step = width; step < 32; step *= 2) x += __shfl_xor_sync(kFullWarp, x, step);
+    __syncthreads();
+    shared[threadIdx.x] = x;
+    __syncthreads();
+    if (threadIdx.x < width && lane.inside) {
+      A sum = shared[at];
+      for (int warp = 1; warp < kFoldThreads / 32; ++warp) sum += shared[32 * warp + at];
+      part[static_cast<int64_t>(k) * lane.args.vectors + lane.vector] = sum;
+    }
+  }
+}
+
+// kBlocks: blocks that an SM holds at once.
+template <class Walk, class I, class Args, int kBlocks>
+__global__ void __launch_bounds__(kFoldThreads, kBlocks) walk_kernel(const __grid_constant__ Args args) {
+  const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
+  const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
+  Walk walk(args, lane < args.plan.slice_vectors ? first + lane : static_cast<int>(args.vectors));
+  fold_rows<Walk::kBatch, I>(args.graph, args.plan, walk);
+  if constexpr (Walk::kTotals > 0) walk.finish();
+}
+
+}  // namespace edgeless::cuda::programs

@@ -1,0 +1,283 @@
+"""Runs walks on CUDA: lowers them, compiles their text where it is first launched, and launches it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from .. import _C
+from ..gpus import gpu_refusal
+from ..graph import Graph
+from ..kernels.provider import named_text
+from .cuda_code import write
+from .cuda_parts import HEADER, Stage, Text
+from .cuda_text import NAMESPACE
+from .items import Folded, Item, NotLowered, Operand, RowRead
+from .lower import Lowered, lower
+from .online import Online, online
+from .rules import space_of
+from .schedule import Walk
+from .spaces import Sizes
+
+THREADS, ROW_UNITS, SLOTS_OF_BLOCK = 128, 2, 4  # as in core_cuda/common/fold.h and partition.h
+LEAST_SHARE, MOST_SHARE = 32, 1024
+LEAST_PIECE, MOST_PIECE = 256, 32768
+BLOCKS_WITH_TOTALS = 8  # an SM; each block leaves its part of the sums over all edges
+MOST_REGISTERS = 220  # of a thread, about: with more, two passes take less time than one
+_SPACE = "edgeless::cuda::programs::"
+_GRAPH_AND_PLAN = "QQQqq iii4x qqq ?7xq qQ 3q"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How a pass divides its edges; see core_cuda/common/partition.h."""
+
+    team_log2: int
+    slice_vectors: int
+    slices: int
+    range_units: int
+    ranges: int
+    piece: int
+    hubs: bool
+    slots: int
+
+
+def divide(text: Text, rows: int, edges: int, longest: int, processors: int) -> Partition:
+    """The partition of a pass.
+
+    Args:
+        rows, edges: of the graph.
+        longest: edges of the longest row, -1 if unknown.
+        processors: SMs of the GPU.
+    """
+    slices = (text.vectors + 31) // 32
+    slice_vectors = -(-text.vectors // slices)
+    team_log2 = max((slice_vectors - 1).bit_length(), 2)
+    teams, units = THREADS >> team_log2, edges + ROW_UNITS * rows
+    of_one = max(1, units * slices // (teams * processors))
+    share = min(max(of_one // 64, min(of_one // 8, 128), LEAST_SHARE), MOST_SHARE)
+    if text.totals:
+        share = max(share, -(-units // (teams * processors * BLOCKS_WITH_TOTALS)))
+    range_units = share * teams
+    budget = max(4 * edges, 1 << 24)
+    piece = max(range_units, LEAST_PIECE, min(MOST_PIECE, 2 * edges * text.carry * text.vectors // budget))
+    hubs = (edges if longest < 0 else longest) > piece and text.carry > 1
+    return Partition(
+        team_log2, slice_vectors, slices, range_units, max(1, -(-units // range_units)), piece, hubs, edges // piece + 1
+    )
+
+
+class Pass:
+    """A stage with its text and its kernels' names."""
+
+    def __init__(self, stage: Stage):
+        self.text = write(stage)
+        # The core knows a kernel by its name alone.
+        space = f"p{hashlib.sha256(self.text.code.encode()).hexdigest()[:24]}"
+        self.header = named_text(HEADER, self.text.code.replace(f"programs::{NAMESPACE}", f"programs::{space}"))
+        own = f"{_SPACE}{space}::"
+        self.kernels = {
+            wide: (
+                f"{_SPACE}walk_kernel<{own}Walk<{index}>, {index}, {own}Args, {self.text.blocks}>",
+                f"edgeless::cuda::merge_fold_kernel<{own}Walk<{index}>, {index}, {own}Args>",
+            )
+            for wide, index in ((False, "int32_t"), (True, "int64_t"))
+        }
+        self.packed = struct.Struct(f"={_GRAPH_AND_PLAN} {max(len(self.text.reads), 1)}Q {len(self.writes) or 1}Q")
+
+    @property
+    def writes(self) -> list[Item]:
+        return self.text.writes
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019  one object for each walk
+    def places(self, number: int, device: torch.device) -> tuple[Tensor, bool]:
+        """For each element of a total its place in [columns, vectors], and whether all lanes are added first."""
+        places = torch.from_numpy(self.text.totals[number].places)
+        over_lanes = bool((places[:, 1] < 0).any())
+        flat = places[:, 0] if over_lanes else places[:, 0] * self.text.vectors + places[:, 1]
+        return flat.to(device), over_lanes
+
+
+def _passes(stage: Stage) -> list[Pass]:
+    """A stage in one pass, or in several where one would need more registers than a thread has."""
+    try:
+        whole = Pass(stage)
+        parts = stage.apart() if whole.text.registers > MOST_REGISTERS else []
+        return [each for part in parts for each in _passes(part)] or [whole]
+    except NotLowered:
+        if not stage.halves():
+            raise
+        return [each for part in stage.halves() for each in _passes(part)]
+
+
+class CudaWalk:
+    """A walk as passes over the edges; each fold that another reads needs a pass of its own before.
+
+    Raises:
+        NotLowered: no code can be generated.
+    """
+
+    def __init__(self, walk: Walk, sizes: Sizes, needed: set[Node]):
+        self.walk, self.lowered = walk, lower(walk, sizes, needed)
+        self.passes = [each for stage in stages_of(self.lowered) for each in _passes(stage)]
+
+    def __call__(self, values: dict[Node, Any], graph: Graph, sizes: Sizes, receiving: int) -> list[Any]:
+        """The values of the walk's sinks."""
+        by_receiving = self.walk.end == receiving
+        arrays = graph.csr if by_receiving else graph.csc
+        known = graph.max_degrees_at_hand()
+        longest = known[1 - by_receiving] if len(known) > 1 - by_receiving else -1
+        device = arrays[0].device
+        made: dict[int, Tensor] = {}  # by the id of items
+        rows, edges = arrays[0].numel() - 1, sizes.edges
+        for each in self.passes:
+            _run(each, values, made, arrays, rows, edges, sizes, longest, device)
+        results: dict[Node, Any] = {}
+        for node, fold, arg in self.lowered.folds:
+            found = _with_rows(made[id(fold)], fold, node, rows)
+            if isinstance(node.meta["val"], (tuple, list)):
+                found = (found, None if arg is None else _with_rows(made[id(arg)], arg, node, rows))
+            results[node] = found
+        for total in self.lowered.totals:
+            results[total.node] = made[id(total.source)].view(total.shape).to(total.dtype)
+        for node, item in self.lowered.by_edge:
+            results[node] = _with_rows(made[id(item)], item, node, edges)
+        return [results[sink] for sink in self.walk.sinks]
+
+
+def stages_of(lowered: Lowered) -> list[Stage]:
+    """Groups what a walk computes into passes: what depends on folds of the row comes after them."""
+    if any(total.row is not None for total in lowered.totals):
+        raise NotLowered("sums over all edges into rows that the edges choose")
+    levels: dict[int, int] = {}
+    folds: dict[int, Folded] = {}
+    sums: dict[int, Online] = {}
+    with_arguments = {id(fold) for _, fold, arg in lowered.folds if arg is not None}
+
+    def level(item: Item) -> int:
+        if id(item) not in levels:
+            levels[id(item)] = level_of_fold(item) if isinstance(item, Folded) else level_of(item)
+        return levels[id(item)]
+
+    def level_of(item: Item) -> int:
+        return max(map(level, [item.row] if isinstance(item, RowRead) else item.parts()), default=0)
+
+    def level_of_fold(fold: Folded) -> int:
+        folds[id(fold)] = fold
+        found = online(fold)
+        if found is not None and id(found.top) not in with_arguments:
+            needs = level(found.source) + 1, 0 if found.divisor is None else level(found.divisor)
+            if max(needs) <= level(found.top):
+                sums[id(fold)] = found
+                return level(found.top)
+        return level(fold.source) + 1
+
+    for _, fold, arg in lowered.folds:
+        level(fold)
+        if arg is not None:
+            level(arg)
+    sources = [(total.source, "totals") for total in lowered.totals] + [(i, "by_edge") for _, i in lowered.by_edge]
+    places = [(level(item), kind, item) for item, kind in sources]
+    count = max([place + 1 for place, *_ in places] + [levels[key] for key in folds])
+    stages = [Stage() for _ in range(count)]
+    for key, fold in folds.items():
+        stages[levels[key] - 1].folds.append(fold)
+        if key in sums:
+            stages[levels[key] - 1].online[key] = sums[key]
+    for place, kind, item in places:
+        getattr(stages[place], kind).append(item)
+    return stages
+
+
+@functools.cache
+def _processors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def _run(each: Pass, values, made, arrays, rows: int, edges: int, sizes: Sizes, longest: int, device) -> None:
+    text = each.text
+    outputs, totals = [], []
+    part = divide(text, rows, edges, longest, _processors(device.index))
+    first_total = len(text.writes) - len(text.totals)
+    for i, item in enumerate(text.writes):
+        if i >= first_total:
+            total = text.totals[i - first_total]
+            kind = torch.float64 if item.dtype is torch.float64 else torch.float32
+            totals.append(torch.empty((part.ranges, total.columns, text.vectors), dtype=kind, device=device))
+            outputs.append(totals[-1])
+            continue
+        count = item.numel * (rows if isinstance(item, Folded) else edges)
+        if edges:
+            made[id(item)] = torch.empty(count, dtype=item.dtype, device=device)
+        else:
+            fill = 1 if isinstance(item, Folded) and item.reduce == "prod" else 0
+            made[id(item)] = torch.full((count,), fill, dtype=item.dtype, device=device)
+        outputs.append(made[id(item)])
+    if edges == 0 or rows == 0:
+        for total in text.totals:
+            made[id(total.item)] = torch.zeros(total.item.shape, dtype=total.item.dtype, device=device)
+        return
+    reads = [_aligned(values[item.node], item) if isinstance(item, Operand) else made[id(item)] for item in text.reads]
+    carry = None
+    if part.hubs:
+        carry = torch.empty(2 * part.slots * text.vectors * text.carry, dtype=torch.uint8, device=device)
+    indptr, indices, ids = arrays
+    words = each.packed.pack(
+        indptr.data_ptr(), indices.data_ptr(), 0 if ids is None else ids.data_ptr(), rows, edges,
+        part.team_log2, part.slice_vectors, part.slices, part.range_units, part.ranges, part.piece, part.hubs,
+        part.slots, text.vectors, 0 if carry is None else carry.data_ptr(),
+        sizes.sources, sizes.destinations, sizes.edges,
+        *[t.data_ptr() for t in reads] or [0], *[t.data_ptr() for t in outputs] or [0],
+    )  # fmt: skip
+    walk, merge = each.kernels[indptr.dtype is torch.int64]
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    _launch(each.header, walk, (part.ranges, part.slices, 1), words, stream)
+    if part.hubs:
+        grid = (-(-part.slots // SLOTS_OF_BLOCK), -(-text.vectors // THREADS), 1)
+        _launch(each.header, merge, grid, words, stream)
+    for i, (total, parts) in enumerate(zip(text.totals, totals)):
+        flat, over_lanes = each.places(i, device)
+        sums = parts.sum((0, 2)) if over_lanes else parts.sum(0).view(-1)
+        made[id(total.item)] = sums.index_select(0, flat)
+
+
+def _launch(header: str, expression: str, grid: Sequence[int], words: bytes, stream: int) -> None:
+    _C.launch_kernel(
+        header=header, expression=expression, grid=grid, block=THREADS, arguments=[words], shared_bytes=0, cluster=1,
+        cooperative=False, stream=stream,
+    )  # fmt: skip
+
+
+def _with_rows(flat: Tensor, item: Item, node: Node, rows: int) -> Tensor:
+    """A result in its shape, in which the rows are in the dimension of their space."""
+    dim = space_of(node).dim
+    return flat.view(rows, *item.shape).movedim(0, dim).flatten(dim, dim + 1).contiguous()
+
+
+def _aligned(x: Tensor, item: Operand) -> Tensor:
+    """A contiguous tensor with its rows in front, whose memory begins at a multiple of 16 bytes."""
+    if x.dtype is not item.dtype:
+        raise TypeError(f"a walk for {item.dtype} is given {x.dtype}")
+    if item.kind != "param" and item.dim:
+        x = x.unflatten(item.dim, (-1, item.shape[item.dim])).movedim(item.dim, 0)
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
+def cuda_walk(walk: Walk, sizes: Sizes, needed: set[Node], device: torch.device) -> Union[CudaWalk, str]:
+    """The walk compiled for a GPU, or why there is none."""
+    refusal = gpu_refusal(device)
+    if refusal is not None:
+        return refusal
+    try:
+        return CudaWalk(walk, sizes, needed)
+    except NotLowered as error:
+        return str(error)

@@ -1,0 +1,242 @@
+"""Generated kernels: their texts compile without a GPU; on one they agree with the stock layers and the interpreter."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch_geometric.nn as stock
+from generated_cases import CASES, Inputs, error, pair_of_layers, tensors
+from torch import nn
+
+import edgeless
+from edgeless import _C, Graph
+from edgeless.kernels import NvrtcError, Store, compiled, compiler, headers
+from edgeless.kernels.nvrtc import installed_nvrtc
+from edgeless.kernels.provider import kernel_named
+from edgeless.programs import blocks, cuda_walks
+from edgeless.programs.cuda_walks import CudaWalk, divide
+from edgeless.programs.items import NotLowered
+from edgeless.programs.schedule import Walk
+from edgeless.pyg import generated
+
+
+def _missing():
+    try:
+        return None if headers.cuda_headers() and max(installed_nvrtc().architectures()) >= 90 else "NVRTC is too old"
+    except NvrtcError as error:
+        return str(error)
+
+
+NEEDS_NVRTC = pytest.mark.skipif(_missing() is not None, reason=f"{_missing()}")
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch):
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+
+
+def cast(value, device, dtype, made=None):
+    """A nested value whose numbers have another device and dtype, as new leaves; equal tensors stay one."""
+    made = {} if made is None else made
+    if isinstance(value, torch.Tensor):
+        if id(value) not in made:
+            made[id(value)] = value.detach().to(device, dtype if value.is_floating_point() else value.dtype)
+            made[id(value)].requires_grad_(value.requires_grad)
+        return made[id(value)]
+    if isinstance(value, dict):
+        return {key: cast(v, device, dtype, made) for key, v in value.items()}
+    return type(value)(cast(v, device, dtype, made) for v in value) if isinstance(value, (tuple, list)) else value
+
+
+def call_of(name):
+    make, inputs, *names = CASES[name]
+    given = Inputs()
+    return make, inputs(given), {key: getattr(given, value) for key, value in (names[0] if names else {}).items()}
+
+
+def results(module, args, kwargs):
+    """Outputs and all gradients, for the same cotangents on every device."""
+    torch.manual_seed(2)
+    out = [t for t in tensors(module(*args, **kwargs)) if t.is_floating_point()]
+    inputs = [t for t in tensors([list(args), list(kwargs.values())]) if t.requires_grad]
+    inputs += [p for p in module.parameters() if p.requires_grad]
+    outputs = [t for t in out if t.requires_grad]
+    generator = torch.Generator().manual_seed(3)
+    weights = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in outputs]
+    grads = torch.autograd.grad(outputs, inputs, weights, allow_unused=True) if inputs else []
+    return [*out, *(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, grads, strict=True))]
+
+
+def walks_of(monkeypatch, make, dtype, args, kwargs):
+    """The walks of all programs that a call of a layer makes, each with what is lowered with it."""
+    found = []
+    write = blocks.Interpreter.__init__
+
+    def record(self, plan, receiving):
+        write(self, plan, receiving)
+        found.extend((step, plan.sizes, self.needed) for step in plan.steps if isinstance(step, Walk))
+
+    monkeypatch.setattr(blocks.Interpreter, "__init__", record)
+    generated.PROGRAMS.clear()
+    _, ours = pair_of_layers(make, dtype)
+    ours(*cast(args, "cpu", dtype), **cast(kwargs, "cpu", dtype))
+    assert found
+    return found
+
+
+COMPILED = ["ResGatedGraphConv", "GINEConv", "GENConv softmax", "CGConv", "EdgeConv", "GeneralConv dot", "GMMConv"]
+
+
+@NEEDS_NVRTC
+@pytest.mark.parametrize("name, dtype", [(n, torch.float32) for n in COMPILED] + [(COMPILED[0], torch.bfloat16)])
+def test_texts_compile_for_the_oldest_and_for_hopper(monkeypatch, name, dtype):
+    make, args, kwargs = call_of(name)
+    if installed_nvrtc().version >= (13, 0):
+        monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "--Ofast-compile=max"))
+    kernels = {}
+    for walk, sizes, needed in walks_of(monkeypatch, make, dtype, args, kwargs)[-3:]:
+        for each in CudaWalk(walk, sizes, needed).passes:
+            for wide, (first, merge) in each.kernels.items():
+                kernels[each.header, first] = 90 if wide else 80
+                if each.text.carry > 1 and not wide:
+                    kernels[each.header, merge] = 90
+    for (header, expression), architecture in kernels.items():
+        image = compiled(kernel_named(header, expression), architecture, store=Store(None), packs=[])
+        assert image.kind == "cubin" and image.code
+
+
+def text_of(vectors, totals=(), carry=64):
+    """What a partition depends on."""
+    return cuda_walks.Text("", [], [], list(totals), vectors, carry, 4, 4, 100)
+
+
+@pytest.mark.parametrize("vectors", [1, 3, 8, 16, 17, 32, 40, 100])
+@pytest.mark.parametrize("rows, edges", [(10, 50), (47_000, 21_500_000), (1_600_000, 30_600_000), (169_000, 1_170_000)])
+def test_walks_are_divided_as_sums_are(vectors, rows, edges):
+    part = divide(text_of(vectors), rows, edges, -1, 132)
+    plan = _C.fold_plan(
+        vectors=vectors, vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=1 << 40, max_degree=-1,
+        carry_bytes=0, carry_budget=1, narrow_teams=True, number_bytes=0, weighed=False, wide_index=False,
+        multiprocessors=132, l2_bytes=50 << 20,
+    )  # fmt: skip
+    assert part.range_units * part.ranges >= edges + 2 * rows > part.range_units * (part.ranges - 1)
+    assert part.piece >= part.range_units and part.slots == edges // part.piece + 1
+    assert part.slices * part.slice_vectors >= vectors and part.slice_vectors <= 1 << part.team_log2 <= 32
+    if plan["slices"] == part.slices and plan["lanes"] == 1 << part.team_log2:
+        assert plan["blocks"] == part.ranges
+
+
+def test_sums_over_all_edges_leave_few_parts():
+    part = divide(text_of(16, totals=[None]), 47_000, 21_500_000, -1, 132)
+    assert part.ranges <= cuda_walks.BLOCKS_WITH_TOTALS * 132
+
+
+def runs(monkeypatch):
+    """Records for each walk on CUDA whether a generated kernel ran."""
+    ran = []
+    run = blocks.Interpreter.run_on_cuda
+
+    def record(self, *args):
+        found = run(self, *args)
+        ran.append(found is not None)
+        return found
+
+    monkeypatch.setattr(blocks.Interpreter, "run_on_cuda", record)
+    return ran
+
+
+# Of several loops of a node, PyG keeps the weight of any one on CUDA.
+ANY_LOOP = {"APPNP", "DNAConv", "GCN2Conv", "MixHopConv", "PDNConv", "SGConv", "SSGConv"}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("name", sorted(CASES.keys() - ANY_LOOP))
+def test_parity_on_cuda(name, dtype, tolerance):
+    make, args, kwargs = call_of(name)
+    layer, ours = pair_of_layers(make)
+    expected = results(layer, args, kwargs)
+    args, kwargs = cast(args, "cuda", dtype), cast(kwargs, "cuda", dtype)
+    mine, theirs = (
+        [error(a.cpu().double(), b) for a, b in zip(results(m.to("cuda", dtype), args, kwargs), expected, strict=True)]
+        for m in (ours, layer)
+    )
+    # Gradients of a bias before a norm are 0, and those of a power's exponent cancel, in the stock layer as well.
+    assert all(a < max(tolerance, 2 * b) for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
+
+
+def skewed(nodes=3000, edges=60_000, hub=9000):
+    """Edges of which one node receives and one sends many."""
+    g = torch.Generator().manual_seed(0)
+    ends = torch.randint(nodes - 1, (2, edges), generator=g)
+    ends[1, :hub], ends[0, hub : 2 * hub] = 5, 7
+    return ends[:, torch.randperm(edges, generator=g)]
+
+
+WIDE = {
+    "ResGatedGraphConv": lambda f: stock.ResGatedGraphConv(f, f),
+    "GINEConv": lambda f: stock.GINEConv(nn.Linear(f, f), edge_dim=16),
+    "GENConv": lambda f: stock.GENConv(f, f, learn_t=True, edge_dim=16),
+    "CGConv": lambda f: stock.CGConv(f, 16),
+    "EdgeConv": lambda f: stock.EdgeConv(nn.Sequential(nn.Linear(2 * f, f), nn.ReLU(), nn.Linear(f, f)), aggr="add"),
+    "SimpleConv max": lambda f: stock.SimpleConv("max"),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 160])
+@pytest.mark.parametrize("name", WIDE)
+def test_rows_of_many_edges(monkeypatch, name, width, dtype):
+    torch.manual_seed(1)
+    layer = WIDE[name](width).double()
+    ends = skewed()
+    x = torch.randn(3000, width, dtype=torch.float64, requires_grad=True)
+    e = torch.randn(ends.size(1), 16, dtype=torch.float64, requires_grad=True)
+    args = (x, ends, e) if name in ("GINEConv", "GENConv", "CGConv") else (x, ends)
+    expected = results(layer, args, {})
+    theirs = copy.deepcopy(layer).to("cuda", dtype)
+    ours = copy.deepcopy(theirs)
+    edgeless.accelerate(ours)
+    ran = runs(monkeypatch)
+    first, second = (results(ours, cast(args, "cuda", dtype), {}) for _ in range(2))
+    assert ran and all(ran)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    errors = [error(a.cpu().double(), b) for a, b in zip(first, expected, strict=True)]
+    if dtype is torch.float32:
+        assert max(errors) < 1e-5
+    else:
+        given = zip(results(theirs, cast(args, "cuda", dtype), {}), expected, strict=True)
+        bounds = [2 * error(a.cpu().double(), b) + 1e-2 for a, b in given]
+        assert all(mine < bound for mine, bound in zip(errors, bounds, strict=True))
+
+
+@pytest.mark.cuda
+def test_a_captured_step_is_replayed():
+    torch.manual_seed(1)
+    ours = stock.ResGatedGraphConv(32, 32).cuda()
+    edgeless.accelerate(ours)
+    graph = Graph.from_edge_index(skewed().cuda(), 3000, 3000)
+    x = torch.randn(3000, 32, device="cuda")
+    ends = graph.edge_index()
+    side = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(side):
+        ours(x, ends)
+        side.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=side):
+            out = ours(x, ends)
+        x.add_(1)
+        captured.replay()
+        side.synchronize()
+        torch.testing.assert_close(out, ours(x, ends), rtol=0, atol=0)
+
+
+def test_a_walk_without_kernels_says_why(monkeypatch):
+    monkeypatch.setattr(cuda_walks, "write", lambda stage: (_ for _ in ()).throw(NotLowered("no reason")))
+    monkeypatch.setattr(cuda_walks, "gpu_refusal", lambda device: None)
+    make, args, kwargs = call_of("ResGatedGraphConv")
+    walk, sizes, needed = walks_of(monkeypatch, make, torch.float32, args, kwargs)[-1]
+    assert cuda_walks.cuda_walk(walk, sizes, needed, torch.device("cuda")) == "no reason"
