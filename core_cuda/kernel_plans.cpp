@@ -55,8 +55,8 @@ py::dict extremum_kernel(const std::string& dtype, bool wide_index, bool shares,
 }
 
 py::dict gradient_plan(const std::string& dtype, int arg_bytes, bool wide_index, bool shares, bool has_transpose,
-                         int64_t num_rows, int64_t num_columns, int64_t num_edges, int64_t width, int multiprocessors,
-                         int64_t shared_bytes, bool clusters) {
+                       int64_t num_rows, int64_t num_columns, int64_t num_edges, int64_t width, int multiprocessors,
+                       int64_t shared_bytes, bool clusters) {
   namespace reduction = cuda::reduction;
   const reduction::GradientProblem p{storage_named(dtype), arg_bytes, wide_index, shares, has_transpose, num_rows,
                                      num_columns,          num_edges, width};
@@ -173,10 +173,9 @@ void define_kernel_plans(py::module_& m) {
   m.def("sampled_kernel", &sampled_kernel, py::kw_only(), py::arg("dtype"), py::arg("wide_index"), py::arg("vectors"));
   m.def("extremum_kernel", &extremum_kernel, py::kw_only(), py::arg("dtype"), py::arg("wide_index"), py::arg("shares"),
         py::arg("is_max"));
-  m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"),
-        py::arg("wide_index"), py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"),
-        py::arg("num_edges"), py::arg("width"), py::arg("multiprocessors"), py::arg("shared_bytes"),
-        py::arg("clusters"));
+  m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"), py::arg("wide_index"),
+        py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"), py::arg("num_edges"),
+        py::arg("width"), py::arg("multiprocessors"), py::arg("shared_bytes"), py::arg("clusters"));
   m.def("pieces_plan", &pieces_plan, py::kw_only(), py::arg("backward"), py::arg("dtype"), py::arg("weights"),
         py::arg("edges"), py::arg("pieces"), py::arg("tiles"), py::arg("types"), py::arg("in_width"),
         py::arg("out_width"), py::arg("multiprocessors"));
