@@ -12,7 +12,7 @@
 
 namespace edgeless::cuda::programs {
 
-// shared/programs/cuda_plan.py packs the same bytes.
+// shared/programs/cuda_walks.py packs the same bytes.
 template <int kReads, int kWrites>
 struct WalkArgs {
   CompressedGraph graph;
