@@ -376,8 +376,11 @@ def _remainder(a, b):
 def share(src: Item, best: Item, arg: Item, edge_id: Item) -> Item:
     """:func:`edgeless.programs.ops.share_rows` for one edge."""
     single = compare("ge", arg, 0)
-    near = compare("le", _abs(sub(src, best)), mul(_abs(best), 64 * torch.finfo(src.dtype).eps))
-    wins = apply("where", single, compare("eq", arg, edge_id), near, dtype=torch.bool)
+    equal = compare("eq", src, best)
+    if src.dtype.itemsize > 2:
+        near = compare("le", _abs(sub(src, best)), mul(_abs(best), 64 * torch.finfo(src.dtype).eps))
+        equal = apply("or", equal, near)
+    wins = apply("where", single, compare("eq", arg, edge_id), equal, dtype=torch.bool)
     count = add(where(single, 1, apply("neg", arg)), cast(compare("eq", best, 0), torch.int64))
     return div(where(wins, 1.0, 0.0, src.dtype), cast(_clamp_min(count, 1), src.dtype))
 

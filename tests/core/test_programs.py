@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgeless import Graph
-from edgeless.programs import EDGE, FIRST, NODE, Argument, ProgramCache, Refused, Space
+from edgeless.programs import EDGE, FIRST, NODE, SOURCE, Argument, ProgramCache, Refused, Sizes, Space
 from edgeless.programs.blocks import blocks_of
 from edgeless.programs.checking import check
 from edgeless.programs.keys import function_key, value_key
@@ -193,6 +193,36 @@ def test_shares_of_an_extremum():
     assert share_rows(src, best, torch.full((3, 1), 7), ids).view(-1).tolist() == [0, 1, 0]
     zero = torch.zeros(3, 1)
     assert share_rows(src * 0, zero, torch.full((3, 1), -3), ids).view(-1).tolist() == [0.25] * 3
+    for value in (float("inf"), -float("inf")):
+        infinite = torch.full((2, 1), value)
+        assert share_rows(infinite, infinite, torch.full((2, 1), -2), ids[:2]).view(-1).tolist() == [0.5] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_equal_maxima_of_long_rows_are_those_of_the_layer(dtype):
+    """Of 16 bits, rows of some hundred messages have equal maxima, and many messages that are a rounding below."""
+
+    def maxima(sizes, ends, ids, seed, x):
+        index = ends[1].view(-1, 1).expand(-1, x.size(1))
+        out = x.new_zeros(sizes.destinations, x.size(1))
+        return (out.scatter_reduce(0, index, x[ends[0]], "amax", include_self=False),)
+
+    g = torch.Generator().manual_seed(2)
+    ends = torch.randint(4, (2, 900), generator=g)
+    ends[0] = torch.randint(300, (900,), generator=g)
+    x = torch.randn(300, 8, generator=g).to(dtype).requires_grad_()
+    program = Program(maxima, arguments(("x", x.detach(), Space(SOURCE, 0))), False, 1, [FIRST])
+    weights = torch.randn(4, 8, generator=g, dtype=torch.float64)
+    found = []
+    for given in (x, x.detach().double().requires_grad_()):
+        if given is x:
+            (out,) = program(Graph.from_edge_index(ends, 300, 4), [x])
+        else:
+            (out,) = maxima(Sizes(300, 4, 900), ends, None, None, given)
+        found += [out, *torch.autograd.grad(out, given, weights.to(out.dtype))]
+    for mine, exact in zip(found[:2], found[2:], strict=True):
+        eps = torch.finfo(dtype).eps
+        assert float((mine.detach().double() - exact).norm() / exact.norm()) <= 2 * eps
 
 
 def test_keys_hold_contents():
