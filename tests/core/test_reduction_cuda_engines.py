@@ -79,7 +79,7 @@ def long_rows():
     return Graph.from_edge_index(torch.stack([torch.randint(0, 300, dst.shape, generator=gen), dst])[:, order], 300, 13)
 
 
-@pytest.mark.parametrize("engine,ties", itertools.product(ENGINES, TIES))
+@pytest.mark.parametrize("engine,ties", list(itertools.product(ENGINES, TIES)))
 def test_every_graph(engine, ties):
     dtype = torch.float32
     for kind in (*GRAPHS, "long rows"):
@@ -166,7 +166,7 @@ def test_gradients_of_many_magnitudes(engine):
     )
 
 
-@pytest.mark.parametrize("engine,ties", itertools.product(ENGINES, TIES))
+@pytest.mark.parametrize("engine,ties", list(itertools.product(ENGINES, TIES)))
 def test_gradients_that_are_not_finite(engine, ties):
     graph = Graph.from_edge_index(torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 2, 3, 4, 5]]), 3, 6).to(DEVICE)
     inf, nan = float("inf"), float("nan")
