@@ -229,6 +229,12 @@ def _agree(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).norm() <= _TOLERANCE * max(float(b.norm()), _SCALE))
 
 
+def row_pointers(graph: Graph, receives: bool) -> Tensor:
+    """The row pointers of the CSR, or of the CSC, ``[N + 1]`` int64. Kept with the graph."""
+    arrays = graph.csr if receives else graph.csc
+    return graph.format(("indptr", receives), lambda _: arrays.indptr.long().contiguous())
+
+
 class _Function:
     """A compiled walk as a function of values."""
 
@@ -240,7 +246,7 @@ class _Function:
 
     def __call__(self, values: dict, graph: Graph, sizes: Sizes, receives: bool) -> list[Any]:
         arrays = graph.csr if receives else graph.csc
-        indptr = graph.format(("indptr", receives), lambda _: arrays.indptr.long().contiguous())
+        indptr = row_pointers(graph, receives)
         rows = indptr.numel() - 1
         inputs = [self._rows(operand, values[operand.node]) for operand in self.operands]
         outputs: list[Tensor] = []

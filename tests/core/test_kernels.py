@@ -147,11 +147,14 @@ def test_kernels_for_older_gpus_compile(tmp_path):
 
 
 def test_every_kernel_of_a_header_is_compiled_here():
-    """By its name alone: one that stands in no table and in no plan of attention is missing from these tests."""
+    """By its name alone: one that stands in no table and in no plan of attention is missing from these tests. Those of
+    programs/ are compiled with texts that are generated (tests/pyg/test_generated_cuda.py).
+    """
     named = {kernel.expression.partition("<")[0].rpartition(":")[2] for kernel in (*every(), *OTHERS)}
     written = {
         name
         for file in headers.sources().rglob("*.cuh")
+        if file.parent.name != "programs"
         for name in re.findall(r"__global__[^;{]*?\b(\w+_kernel)\(", file.read_text())
     }
     assert len(written) > 50

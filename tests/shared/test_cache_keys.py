@@ -190,6 +190,14 @@ def blocks():
         yield lambda receiving=receiving, edges=edges: blocks_of(graph, receiving, edges)[1]
 
 
+def row_pointers():
+    from edgeless.programs import compiled
+
+    graph = Graph.from_edge_index(torch.tensor([[0, 0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 3, 3, 3]]), 4, 4)
+    for receives in (True, False):
+        yield lambda receives=receives: compiled.row_pointers(graph, receives)
+
+
 # File and function that make the keys -> their users.
 USERS = {
     "graph_cache.py:graph_of_edge_index": edge_lists,
@@ -201,6 +209,7 @@ USERS = {
     "pyg/nn/rgat_conv.py:_constants": constants,
     "pyg/every_pair.py:graph_of_every_pair": every_pairs,
     "programs/blocks.py:blocks_of": blocks,
+    "programs/compiled.py:row_pointers": row_pointers,
     "dgl/convert.py:_cached": dgl_relations,
     "dgl/nn/_relations.py:typed_graph": dgl_types,
     "dgl/nn/_node_types.py:nodes_by_type": dgl_node_types,
@@ -321,7 +330,9 @@ def makers():
             if isinstance(child, ast.Call) and place is not None and place < len(child.args):
                 key = child.args[place]
                 constant = isinstance(key, ast.Constant) or (isinstance(key, ast.Name) and key.id.isupper())
-                text = isinstance(called, ast.Attribute) and isinstance(called.value, (ast.Constant, ast.JoinedStr))
+                texts = (ast.Constant, ast.JoinedStr, ast.Subscript)
+                of = getattr(called, "value", None)
+                text = isinstance(of, texts) or getattr(of, "id", "") == "text"
                 if not constant and not text:
                     yield f"{file}:{'.'.join(inner[:2] if inner[:1] and inner[0][0].isupper() else inner[:1])}"
             yield from within(child, inner, file)
