@@ -32,8 +32,7 @@ def test_accelerate(tmp_path):
     assert "GATv2Conv runs fused" in printed
 
 
-def test_own_messages(tmp_path, monkeypatch):
-    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+def test_own_messages(tmp_path):
     printed = example_scripts.run("own_messages.py", tmp_path)
     assert printed.count(" runs fused, generated.") == 8 == len(printed.splitlines())
 
