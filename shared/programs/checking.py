@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
+from .agreement import TOLERANCE, agree
 from .blocks import keeping_examples
 from .modes import Modes
 from .program import Program
@@ -25,7 +26,6 @@ from .spaces import EDGE, FIRST, Argument, Refused, Sizes
 
 _SIZES, _ONE_SET = (11, 14, 58), (13, 13, 58)
 _BLOCK = 9
-_TOLERANCE, _SCALE = 1e-9, 1e-3  # relative by norm; what is smaller than the scale, such as a 0, is compared with it
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _NOISE = 100  # how many times as large as the change by another order of edges a difference may be
 
@@ -51,7 +51,7 @@ def check(program: Program, function: Callable, arguments: Sequence[Argument], o
         _check_on(program, function, arguments, sizes, loops=True)
     except _Differs as found:
         noise = _change_by_order(program, function, arguments, sizes) if one_set else 0.0
-        is_noise = noise > _TOLERANCE and found.difference <= _NOISE * noise  # neither is a NaN
+        is_noise = noise > TOLERANCE and found.difference <= _NOISE * noise  # neither is a NaN
         if not is_noise:
             raise
         _check_on(program, function, arguments, sizes, loops=False)
@@ -90,10 +90,7 @@ def _change_by_order(program: Program, function: Callable, arguments: Sequence[A
                 ]
                 for position in wanted:
                     tensors[position - FIRST].requires_grad_(True)
-                seed = torch.tensor([7])
-                modes = Modes(ends, edges, seed, sizes, tracing=False) if program.draws else contextlib.nullcontext()
-                with modes:
-                    outputs = function(sizes, ends[:, edges], edges, seed, *tensors)[: program.results]
+                outputs = _called(program, function, sizes, ends[:, edges], edges, tensors)
                 sums = [o.square().sum() for o in outputs if o.requires_grad]
                 if not sums or not wanted:
                     return 0.0
@@ -143,23 +140,32 @@ def _sample(argument: Argument, sizes: Sizes, generator, own: bool) -> Tensor:
     return value + 0.2 * noise
 
 
+def _seed() -> Tensor:
+    return torch.tensor([7])
+
+
+def _called(program: Program, function: Callable, sizes: Sizes, ends: Tensor, ids: Tensor, tensors) -> list[Tensor]:
+    """The function's own results, with the dropouts that the program draws."""
+    seed = _seed()
+    modes = Modes(ends, ids, seed, sizes, tracing=False) if program.draws else contextlib.nullcontext()
+    with modes:
+        return list(function(sizes, ends, ids, seed, *tensors))[: program.results]
+
+
 def _compare(program, function, sizes, ends, graph, arguments, tensors, generator) -> None:
-    seed, ids = torch.tensor([7]), torch.arange(sizes.edges)
     wanted = [position - FIRST for position in program.wanted]
     ours, theirs = ([t.clone() for t in tensors] for _ in range(2))
     for given in (ours, theirs):
         for position in wanted:
             given[position].requires_grad_(True)
-    modes = Modes(ends, ids, seed, sizes, tracing=False) if program.draws else contextlib.nullcontext()
     try:
-        with modes:
-            expected = list(function(sizes, ends, ids, seed, *theirs))[: program.results]
+        expected = _called(program, function, sizes, ends, torch.arange(sizes.edges), theirs)
     except Exception as error:
         raise Refused(f"the layer itself fails on a sample, {type(error).__name__}: {str(error)[:160]}") from error
     written = [theirs[position - FIRST] for position in program.written]
-    got = program(graph, ours, seed, block=_BLOCK)
+    got = program(graph, ours, _seed(), block=_BLOCK)
     for what, a, b in zip(("result",) * program.results + ("buffer",) * len(written), got, [*expected, *written]):
-        if a.shape != b.shape or not _agree(a, b):
+        if not agree(a, b):
             raise _Differs(what, a, b)
     pairs = [(a, b) for a, b in zip(got, expected) if b.requires_grad]
     if not wanted or not pairs:
@@ -171,18 +177,8 @@ def _compare(program, function, sizes, ends, graph, arguments, tensors, generato
     ]
     for position, a, b in zip(wanted, *grads):
         a, b = (torch.zeros_like(tensors[position]) if g is None else g for g in (a, b))
-        if not _agree(a, b):
+        if not agree(a, b):
             raise _Differs("gradient", a, b)
-
-
-def _agree(a: Tensor, b: Tensor) -> bool:
-    if not b.is_floating_point():
-        return torch.equal(a, b)
-    finite = b.isfinite()
-    if not torch.equal(a.isfinite(), finite) or not torch.equal(a.isnan(), b.isnan()):
-        return False
-    a, b = a.detach()[finite].double(), b.detach()[finite].double()
-    return bool((a - b).norm() <= _TOLERANCE * max(float(b.norm()), _SCALE))
 
 
 def _difference(a: Tensor, b: Tensor) -> str:

@@ -20,6 +20,7 @@ from torch.fx import Node
 
 from ..graph import Graph
 from . import c_compiler, ops
+from .agreement import agree
 from .arrange import arrange
 from .c_code import CText, c_code
 from .items import NotLowered, Operand
@@ -31,7 +32,6 @@ from .spaces import Sizes
 
 MODES = ("background", "now", "off")
 _MOST_EXAMPLES = 4
-_TOLERANCE, _SCALE = 1e-9, 1e-3
 _FEW = 1 << 15  # edges of a thread, below which starting it costs more than it saves
 _jobs: set[threading.Thread] = set()
 _one_at_a_time = threading.Lock()
@@ -162,7 +162,7 @@ class Code:
                     same = argument is None or _same_winners(argument, other, graph)
                 else:
                     same = True
-                if not same or not _agree(ours, theirs):
+                if not same or ours.dtype is not theirs.dtype or not agree(ours, theirs):
                     raise NotLowered(f"its code of {sink.name} differs from the interpreter")
 
     # Compiling ------------------------------------------------------------------------------------------------------
@@ -215,18 +215,6 @@ def _same_winners(a: Tensor, b: Tensor, graph: Graph) -> bool:
     single = (a != b) & (a >= 0) & (b >= 0)
     ends = graph.edge_index()
     return torch.equal(ends[:, a[single]], ends[:, b[single]])
-
-
-def _agree(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype is not b.dtype:
-        return False
-    if not b.is_floating_point():
-        return torch.equal(a, b)
-    finite = b.isfinite()
-    if not torch.equal(a.isfinite(), finite) or not torch.equal(a.isnan(), b.isnan()):
-        return False
-    a, b = a[finite], b[finite]
-    return bool((a - b).norm() <= _TOLERANCE * max(float(b.norm()), _SCALE))
 
 
 def row_pointers(graph: Graph, receives: bool) -> Tensor:
