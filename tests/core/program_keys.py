@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from typing import Optional
 
@@ -30,7 +30,7 @@ def flat(key, depths) -> dict[str, object]:
 
 
 class Keys:
-    """The keys that a cache of programs was asked for."""
+    """The keys that are looked up in a cache of programs."""
 
     def __init__(self, monkeypatch, depths):
         self.found: list[dict[str, object]] = []
@@ -80,6 +80,31 @@ def assert_nobody_gets_anothers(users: dict[str, Callable[[bool], list]], progra
             if ours is not None:
                 tolerance = 2e-2 if ours.dtype == torch.bfloat16 else 1e-4
                 torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, msg=message)
+
+
+OPTIONS = {
+    "the dtype": ("dtype", torch.float64, torch.float32),
+    "the width": ("width", 1, 3),
+    "no gradient": ("grad", False, True),
+}
+
+
+def of_sides(user: Callable, first: str, second: str) -> dict[str, Callable]:
+    """Users whose rows of one of two sides have another dtype or width, or no gradient."""
+    return {
+        f"{what} of the {side}": user(**{f"{field}s": values[::order]})
+        for side, order in ((first, 1), (second, -1))
+        for what, (field, *values) in OPTIONS.items()
+    }
+
+
+def of_tensors(user: Callable, kind: str, names: Iterable[str]) -> dict[str, Callable]:
+    """Users of a module with another tensor of a name, in its dtype or width, or without a gradient."""
+    return {
+        f"{what} of the {kind} {name}": user(name, **{field: value})
+        for name in names
+        for what, (field, value, _) in OPTIONS.items()
+    }
 
 
 # Blocks of code -------------------------------------------------------------------------------------------------------

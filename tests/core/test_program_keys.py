@@ -6,7 +6,16 @@ import contextlib
 import sys
 
 import torch
-from program_keys import Keys, assert_nobody_gets_anothers, default_dtype, described, set_to, within
+from program_keys import (
+    Keys,
+    assert_nobody_gets_anothers,
+    default_dtype,
+    described,
+    of_sides,
+    of_tensors,
+    set_to,
+    within,
+)
 from torch import nn
 
 import edgeless
@@ -81,24 +90,8 @@ USERS = {
     "a number of its module": user(block=within((set_to, POWER, "power", 3))),
     "the mode of its module": user(block=within((set_to, POWER, "training", False))),
     "the reduction": user(reduce="mean"),
-    **{
-        f"{what} of the {side}": user(**{field: values[::order]})
-        for side, order in (("sources", 1), ("destinations", -1))
-        for what, field, values in (
-            ("the dtype", "dtypes", (torch.float64, torch.float32)),
-            ("the width", "widths", (1, 3)),
-            ("no gradient", "grads", (False, True)),
-        )
-    },
-    **{
-        f"{what} of the parameter {name}": with_parameter(name, **option)
-        for name in ("factor", "scale", "shift")
-        for what, option in (
-            ("the dtype", {"dtype": torch.float64}),
-            ("the width", {"width": 1}),
-            ("no gradient", {"grad": False}),
-        )
-    },
+    **of_sides(user, "sources", "destinations"),
+    **of_tensors(with_parameter, "parameter", ("factor", "scale", "shift")),
     "the order of parameters": user(block=within((set_to, POWER, "_parameters", REORDERED))),
     "no gradients": user(block=torch.no_grad),
     "autocast": user(block=within((torch.autocast, "cpu", torch.bfloat16))),

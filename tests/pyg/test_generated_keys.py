@@ -7,7 +7,16 @@ import sys
 
 import pytest
 import torch
-from program_keys import Keys, assert_nobody_gets_anothers, default_dtype, described, set_to, within
+from program_keys import (
+    Keys,
+    assert_nobody_gets_anothers,
+    default_dtype,
+    described,
+    of_sides,
+    of_tensors,
+    set_to,
+    within,
+)
 from torch import nn
 
 from edgeless.pyg import generated
@@ -79,24 +88,8 @@ USERS = {
     "no gradients": user(block=torch.no_grad),
     "autocast": user(block=within((torch.autocast, "cpu", torch.bfloat16))),
     "the default dtype": user(block=within((default_dtype, torch.float64))),
-    **{
-        f"{what} of the {side}": user(**{field: values[::order]})
-        for side, order in (("nodes", 1), ("edges", -1))
-        for what, field, values in (
-            ("the dtype", "dtypes", (torch.float64, torch.float32)),
-            ("the width", "widths", (1, 3)),
-            ("no gradient", "grads", (False, True)),
-        )
-    },
-    **{
-        f"{what} of the tensor {name}": with_tensor(name, **option)
-        for name in (*PARAMETERS, *BUFFERS)
-        for what, option in (
-            ("the dtype", {"dtype": torch.float64}),
-            ("the width", {"width": 1}),
-            ("no gradient", {"grad": False}),
-        )
-    },
+    **of_sides(user, "nodes", "edges"),
+    **of_tensors(with_tensor, "tensor", (*PARAMETERS, *BUFFERS)),
     "the order of parameters": user(block=within((set_to, LAYER, "_parameters", PARAMETERS))),
     "the order of buffers": user(block=within((set_to, LAYER, "_buffers", BUFFERS))),
     "a global": user(block=within((set_to, sys.modules[__name__], "OFFSET", 2.0))),
