@@ -8,6 +8,7 @@
 
 #include "../common/dropout.h"
 #include "../common/fold.cuh"
+#include "../common/vec.cuh"
 #include "../common/warp.cuh"
 
 namespace edgeless::cuda::programs {
@@ -31,34 +32,17 @@ constexpr int power_of_two_in(int n, int most) {
 }
 
 template <int kBytes>
-struct ChunkOf;
-template <>
-struct ChunkOf<16> {
-  using type = uint4;
-};
-template <>
-struct ChunkOf<8> {
-  using type = uint2;
-};
-template <>
-struct ChunkOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct ChunkOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct ChunkOf<1> {
-  using type = uint8_t;
-};
+using ChunkOf = std::conditional_t<
+    kBytes == 16, uint4,
+    std::conditional_t<kBytes == 8, uint2,
+                       std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 2, uint16_t, uint8_t>>>>;
 
 // kCount neighbouring values as they are loaded, with as few instructions as their alignment allows: rows begin at
 // multiples of kCount values.
 template <class S, int kCount>
 struct Loaded {
   static constexpr int kBytes = power_of_two_in(kCount * sizeof(S), 16), kChunks = kCount * sizeof(S) / kBytes;
-  using Chunk = typename ChunkOf<kBytes>::type;
+  using Chunk = ChunkOf<kBytes>;
   Chunk chunk[kChunks];
 
   // Of a row that many edges gather.
@@ -89,20 +73,23 @@ __device__ __forceinline__ void store_values(S* at, const S (&x)[kCount]) {
   }
 }
 
-// Values in arithmetic: 16-bit numbers as float, all others as they are.
-__device__ __forceinline__ float value_of(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float value_of(__half x) { return __half2float(x); }
 template <class S>
-__device__ __forceinline__ S value_of(S x) {
-  return x;
+constexpr bool is_sixteen_bits = std::is_same_v<S, __nv_bfloat16> || std::is_same_v<S, __half>;
+
+// Values in arithmetic: 16-bit floats as float, all others as they are.
+template <class S>
+__device__ __forceinline__ auto value_of(S x) {
+  if constexpr (is_sixteen_bits<S>) {
+    return to_arithmetic(x);
+  } else {
+    return x;
+  }
 }
 
 template <class S, class A>
 __device__ __forceinline__ S stored(A x) {
-  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
-    return __float2bfloat16_rn(static_cast<float>(x));
-  } else if constexpr (std::is_same_v<S, __half>) {
-    return __float2half_rn(static_cast<float>(x));
+  if constexpr (is_sixteen_bits<S>) {
+    return to_storage<S>(static_cast<float>(x));
   } else {
     return static_cast<S>(x);
   }

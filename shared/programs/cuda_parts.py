@@ -23,7 +23,7 @@ _STORED = {
     torch.int64: "int64_t", torch.int32: "int32_t", torch.int16: "int16_t", torch.int8: "int8_t",
     torch.uint8: "uint8_t", torch.bool: "uint8_t",
 }  # fmt: skip
-_VIEWS = ("t", "transpose", "permute", "view", "_unsafe_view", "unsqueeze", "squeeze", "select", "slice", "detach")
+VIEWS = ("t", "transpose", "permute", "view", "_unsafe_view", "unsqueeze", "squeeze", "select", "slice", "detach")
 _HALVES = (torch.float16, torch.bfloat16)
 
 
