@@ -10,7 +10,7 @@ import torch
 from edgeless.__main__ import main
 from edgeless.tools.bench import engines, picture, shapes
 from edgeless.tools.bench.command import SUITES
-from edgeless.tools.bench.page import ENGINES, SECTIONS, engines_page, files, page
+from edgeless.tools.bench.page import ENGINES, PARTS, SECTIONS, engines_page, files, page, parts_page
 from edgeless.tools.bench.runs import DEMO, Suite, geometric_mean, read
 from edgeless.tools.cli import setting
 from edgeless.tools.cli.devices import installed
@@ -46,6 +46,28 @@ def write(folder, name, suite, rows):
     (folder / name).write_text(json.dumps(content))
 
 
+EPOCHS = (("sage-mean", "gatv2"), ("fp32", "bf16"), ("edgeless", "torch-csr"), ("", "all_to_all", "symmetric"))
+STEPS = (("sage-mean", "gatv2"), ("ddp", "average_gradients"), (False, True))
+
+
+def epoch(graph, model, dtype, way, carrier, ms=40.0, **more):
+    counts = {"processes": 2 if carrier else 1, "rank_mb": 300.0, "gradient_error": 1e-6 if carrier else None}
+    names = {"graph": graph, "model": model, "dtype": dtype, "way": way, "carrier": carrier}
+    return {**names, "epoch_ms": ms, "spread": 0.1, "halo": 1.0, "same_bits": True, **counts, **more}
+
+
+def step(seeds, model, average, prefetched):
+    figures = {"alone_ms": 3.0, "ddp_ms": 4.0, "efficiency": 0.75}
+    return {
+        "graph": "products",
+        "model": model,
+        "average": average,
+        "prefetched": prefetched,
+        "seeds": seeds,
+        **figures,
+    }
+
+
 def everything():
     """A run of every suite, with every cell that its section shows."""
     mine = ("", "-pyg", "-dgl", "-pyg-graphed", "-rowsplit", "-wsb")
@@ -72,6 +94,8 @@ def everything():
             for graph, name, dtype, peer, mode, threads in cells
         ]
         suites[section.suite] = Suite([SETTING], rows)
+    suites["h200-scale-out"] = Suite([SETTING], [epoch(*c) for c in itertools.product(("products", "pokec"), *EPOCHS)])
+    suites["ddp"] = Suite([SETTING], [step(*case) for case in itertools.product((1024, 8192), *STEPS)])
     side = {"seconds": [1.0, 2.0, 3.0], "peak_bytes": 10_000_000, "runs": [{"test": 0.9}]}
     demo = {"title": "a graph; and more", "config": {"layer": "gatv2"}, "stock": side, "edgeless": side}
     suites[DEMO] = Suite([SETTING], [demo])
@@ -96,7 +120,7 @@ def test_the_page_stays_short_with_every_section():
 
 
 def test_every_table_has_as_many_cells_in_each_row():
-    for block in f"{page(everything())}\n\n{engines_page(everything())}".split("\n\n"):
+    for block in f"{page(everything())}\n\n{engines_page(everything())}\n\n{parts_page(everything())}".split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.splitlines()}) == 1
 
@@ -109,7 +133,7 @@ def test_a_missing_run_leaves_the_command_that_makes_it():
 
 
 def test_every_section_is_of_a_suite_that_the_command_has():
-    assert {section.suite for section in (*SECTIONS, ENGINES)} - set(SUITES) <= {DEMO, "shapes"}
+    assert {section.suite for section in (*SECTIONS, *PARTS, ENGINES)} - set(SUITES) <= {DEMO, "shapes"}
 
 
 def test_the_page_says_what_each_run_was_measured_on():
@@ -207,6 +231,22 @@ def test_runs_in_parts_are_one_suite_and_no_cell_stands_twice(tmp_path):
     assert read(tmp_path)["cpu"].graphs() == ["cora", "arxiv"]
     write(tmp_path, "c.json", "cpu", [row("cora", "gat", "pyg")])
     with pytest.raises(ValueError, match=r"c\.json and a\.json both hold cora gat"):
+        read(tmp_path)
+
+
+def test_an_epoch_on_parts_is_held_against_one_gpu():
+    alone = epoch("pokec", "gatv2", "fp32", "edgeless", "", ms=60.0, rank_mb=400.0)
+    carried = [
+        epoch("pokec", "gatv2", "fp32", "edgeless", c, ms=ms) for c, ms in (("all_to_all", 40.0), ("symmetric", 30.0))
+    ]
+    text = parts_page({"h200-scale-out": Suite([SETTING], [alone, *carried])})
+    assert "| pokec, gatv2 fp32 | 60.0, 400 MB | 40.0 (1.50) | 30.0 (2.00) |  | 0.75, 0.75 | 1.0e-06 |" in text
+
+
+def test_no_epoch_stands_twice(tmp_path):
+    for name in ("a.json", "b.json"):
+        write(tmp_path, name, "h200-scale-out", [epoch("pokec", "gatv2", "fp32", "edgeless", "")])
+    with pytest.raises(ValueError, match="both hold pokec gatv2"):
         read(tmp_path)
 
 

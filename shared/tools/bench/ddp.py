@@ -29,6 +29,7 @@ from edgeless.tools.cli.layers import LAYERS, make_layer
 
 from . import processes
 from .graphs import load
+from .runs import Suite
 
 WIDTH, CLASSES, HEADS = 128, 40, 4
 BATCHES, WARMUP_PASSES = 8, 1
@@ -196,6 +197,18 @@ class _Training:
     def step_ms(self, steps: int) -> float:
         """Milliseconds per step, the median over passes of ``steps`` steps."""
         return 1e3 * statistics.median(self._passes) / steps
+
+
+def page_table(suite: Suite) -> tuple[list[str], list[list[str]]]:
+    """The columns and rows of docs/performance.md: a row for each model and number of seeds."""
+    ways = [(average, prefetched) for prefetched in (False, True) for average in WAYS]
+    found = {(s["graph"], s["seeds"], s["model"], s["average"], s["prefetched"]): s for s in suite.rows}
+    rows = []
+    for case in dict.fromkeys(key[:3] for key in found):
+        steps = [found.get((*case, *way)) for way in ways]
+        cells = ["" if s is None else f"{s['alone_ms']:.2f}, {s['ddp_ms']:.2f}: {s['efficiency']:.2f}" for s in steps]
+        rows.append([f"{case[0]}, {case[1]:,} seeds, {case[2]}", *cells])
+    return ["", *(f"{average}{', prefetched' if prefetched else ''}" for average, prefetched in ways)], rows
 
 
 def print_steps(steps: list[DDPStep], device: torch.device) -> None:

@@ -18,7 +18,7 @@ from edgeless.tools.cli.console import megabytes, milliseconds
 from edgeless.tools.cli.layers import LAYERS
 from edgeless.whole_files import whole_file
 
-from . import engines, picture, shapes
+from . import ddp, engines, picture, scaleout, shapes
 from .command import SUITES
 from .peers import LAYER_PEERS, ours
 from .runs import DEMO, Suite, geometric_mean, read
@@ -81,6 +81,12 @@ def engines_page(suites: dict[str, Suite]) -> str:
     return f"# {ENGINES.heading}\n\n{WRITTEN}\n\n{body}"
 
 
+def parts_page(suites: dict[str, Suite]) -> str:
+    """The page with the figures of several GPUs, to which docs/scale-out.md refers."""
+    body = "\n".join("\n".join(_section(section, suites.get(section.suite))) for section in PARTS)
+    return f"# Figures of two GPUs\n\n{WRITTEN}\n\n{body}"
+
+
 def _section(section: Section, suite: Optional[Suite]) -> list[str]:
     lines = [f"## {section.heading}"]
     if suite is None:
@@ -96,7 +102,8 @@ def _section(section: Section, suite: Optional[Suite]) -> list[str]:
 def describe(setting: dict) -> str:
     """One line on a run: date, machine, versions and command."""
     if setting["gpus"]:
-        machine = f"one {setting['device']}, CUDA {setting['cuda']}"
+        count = "one" if setting["gpus"] == 1 else setting["gpus"]
+        machine = f"{count} {setting['device']}, CUDA {setting['cuda']}"
     else:
         machine = f"{setting['cpu']}, {setting['cores']} cores; {setting['device']}"
     versions = [f"edgeless {setting['edgeless']}" + (f" ({setting['commit']})" if setting["commit"] else "")]
@@ -451,6 +458,25 @@ ENGINES = Section(
     _engines,
 )
 
+PARTS = (
+    Section(
+        "h200-scale-out",
+        "Two H200: full batches on parts",
+        "Epochs of three layers 128-128-128-40 with Adam, on one GPU and on two, whose nodes are partitioned at "
+        "random: half of all neighbours are remote. Ms (times as fast as one GPU) by each carrier of halo rows; "
+        "torch.sparse is SAGE in plain torch on the same parts; a rank's peak over one GPU's (all-to-all, symmetric); "
+        "error of the gradients, relative to those of one GPU.",
+        scaleout.page_table,
+    ),
+    Section(
+        "ddp",
+        "Two H200: mini-batches",
+        "Two layers; the ms of a step alone and together with the other process, and the fraction of its speed that it "
+        "keeps, by what averages gradients; seeds are those of a process, with 15 and 10 neighbours.",
+        ddp.page_table,
+    ),
+)
+
 
 def write(docs: Path) -> None:
     """Writes the pages and the pictures."""
@@ -462,7 +488,12 @@ def write(docs: Path) -> None:
 def files(runs: Path) -> dict[str, str]:
     """Name below docs/ -> contents of the file."""
     suites = read(runs)
-    return {"performance.md": page(suites), "engines.md": engines_page(suites), **picture.files(suites)}
+    return {
+        "performance.md": page(suites),
+        "engines.md": engines_page(suites),
+        "scale-out-figures.md": parts_page(suites),
+        **picture.files(suites),
+    }
 
 
 if __name__ == "__main__":

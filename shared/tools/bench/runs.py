@@ -68,14 +68,22 @@ def read(folder: Path) -> dict[str, Suite]:
             for row in content["results"]:
                 other = seen.setdefault((*_cell(row), name), file.name)
                 if other != file.name:
-                    raise ValueError(f"{file.name} and {other} both hold {row['graph']} {row['case']['name']}")
+                    raise ValueError(f"{file.name} and {other} both hold {row['graph']} {_name(row)}")
             suite.rows += content["results"]
         suite.settings.append(content["setting"])
     return suites
 
 
 def _cell(row: dict) -> tuple:
-    return (*row["case"].values(), *(row.get(key) for key in ("graph", "peer", "mode", "threads")))
+    if "case" in row:
+        return (*row["case"].values(), *(row.get(key) for key in ("graph", "peer", "mode", "threads")))
+    return tuple(
+        row.get(key) for key in ("graph", "model", "dtype", "way", "carrier", "average", "prefetched", "seeds")
+    )
+
+
+def _name(row: dict) -> str:
+    return row["case"]["name"] if "case" in row else row["model"]
 
 
 def geometric_mean(ratios: list[float]) -> float:

@@ -33,6 +33,7 @@ from edgeless.tools.cli.memory import peak_memory
 
 from . import processes
 from .graphs import load
+from .runs import Suite
 from .work import DTYPES
 
 MODELS = ("sage-mean", "gatv2")
@@ -278,6 +279,33 @@ def _error(gradient: Tensor, file: Path) -> Optional[float]:
         torch.save(gradient, file)
         return None
     return float((gradient - torch.load(file)).norm() / torch.load(file).norm())
+
+
+def page_table(suite: Suite) -> tuple[list[str], list[list[str]]]:
+    """The columns and rows of docs/performance.md, one row for each graph, model and dtype."""
+    found = {(e["graph"], e["model"], e["dtype"], e["way"], e["carrier"], e["processes"] > 1): e for e in suite.rows}
+    rows = []
+    for graph, model, dtype in dict.fromkeys(key[:3] for key in found):
+        case = (graph, model, dtype)
+        alone = found[(*case, "edgeless", "", False)]
+        parts = [found.get((*case, "edgeless", carrier, True)) for carrier in ("all_to_all", "symmetric")]
+        plain = found.get((*case, "torch-csr", "all_to_all", True))
+        cells = [
+            "" if e is None else f"{milliseconds(e['epoch_ms'])} ({alone['epoch_ms'] / e['epoch_ms']:.2f})"
+            for e in parts
+        ]
+        measured = [e for e in parts if e is not None]
+        rows.append(
+            [
+                f"{graph}, {model} {dtype}",
+                f"{milliseconds(alone['epoch_ms'])}, {megabytes(1e6 * alone['rank_mb'])}",
+                *cells,
+                "" if plain is None else milliseconds(plain["epoch_ms"]),
+                ", ".join(f"{e['rank_mb'] / alone['rank_mb']:.2f}" for e in measured),
+                f"{max(e['gradient_error'] for e in measured):.1e}",
+            ]
+        )
+    return ["", "one GPU", "all-to-all", "symmetric", "torch.sparse", "memory", "gradient"], rows
 
 
 def print_epochs(epochs: list[Epoch], device: torch.device) -> None:
