@@ -79,7 +79,7 @@ class Step:
 
 def seconds_at_roof(device: Device, num_bytes: int, gathered: int) -> Optional[float]:
     """The time of ``num_bytes`` at the roofline of a gather from ``gathered`` bytes, those of one feature tile."""
-    roof = device.l2_roof if gathered <= device.l2_fits else device.hbm_roof
+    roof = device.gather_roof(gathered)
     return num_bytes / roof if roof else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -28,8 +29,10 @@ class Device:
         multiprocessors, l2_bytes, shared_bytes, clusters: as CUDA reports them; ``shared_bytes`` is the opt-in limit of
             shared memory per block. Zero for a CPU, whose kernels choose by the row alone.
         capability: the compute capability, 80 for 8.0; zero for a CPU.
-        l2_roof, hbm_roof: measured bandwidth in bytes per second of a bare gather of random rows, from a set that fits
-            the L2 (up to ``l2_fits`` bytes) and from a larger one; 0 where it was not measured.
+        hbm_roof: measured bandwidth in bytes per second of a bare gather of rows from a set that is much larger than the
+            L2; 0 where it was not measured.
+        gather_roofs: the same by the bytes of the set that is gathered from, in ascending order; between two sizes the
+            bandwidth is interpolated.
     """
 
     name: str
@@ -37,9 +40,8 @@ class Device:
     l2_bytes: int = 0
     shared_bytes: int = 0
     clusters: bool = False
-    l2_roof: float = 0.0
     hbm_roof: float = 0.0
-    l2_fits: int = 0
+    gather_roofs: tuple[tuple[int, float], ...] = ()
     capability: int = 0
 
     @classmethod
@@ -64,6 +66,15 @@ class Device:
             capability=10 * found.major + found.minor,
         )
 
+    def gather_roof(self, gathered: int) -> float:
+        """The bandwidth, in bytes per second, of a gather from a set of ``gathered`` bytes; 0 where not measured."""
+        for (low, fast), (high, slow) in itertools.pairwise(self.gather_roofs):
+            if gathered <= low:
+                return fast
+            if gathered < high:
+                return fast + (slow - fast) * (gathered - low) / (high - low)
+        return self.hbm_roof
+
     def most_fused_width(self, dtype: torch.dtype, wide_index: bool) -> int:
         """:func:`edgeless.plan.most_fused_width` on this device."""
         return _C.most_fused_width(
@@ -71,9 +82,10 @@ class Device:
         )
 
 
-# The gather bandwidths were measured on an H200 with random rows of 128 bytes and more, 2026-11-21.
+# The gather bandwidths were measured on an H200 with rows of 128 bytes and more of synthetic replicas, 2026-11-21.
+_H200_GATHERS = ((45 * 2**20, 9.3e12), (82 * 2**20, 7.7e12), (330 * 2**20, 6.2e12), (400 * 2**20, 4.7e12))
 DEVICES = {
-    "h200": Device("H200", 132, 60 * 2**20, 232448, True, 9.3e12, 4.7e12, 45 * 2**20, 90),
+    "h200": Device("H200", 132, 60 * 2**20, 232448, True, 4.7e12, _H200_GATHERS, 90),
     "a100": Device("A100", 108, 40 * 2**20, 166912, False, capability=80),
     "rtx4090": Device("RTX 4090", 128, 72 * 2**20, 101376, False, capability=89),
     "rtx5090": Device("RTX 5090", 170, 96 * 2**20, 101376, True, capability=120),

@@ -297,14 +297,18 @@ def test_a_device_without_a_number_is_the_current_one(monkeypatch):
 
 def test_the_roof_of_the_l2_ends_where_its_rows_do():
     fits = 45 * 2**20
-    assert H200.l2_fits == fits
+    assert H200.gather_roofs[0] == (fits, 9.3e12)
     assert seconds_at_roof(H200, 9300, fits) == 9300 / 9.3e12
-    assert seconds_at_roof(H200, 9300, fits + 1) == 9300 / 4.7e12
+    assert seconds_at_roof(H200, 9300, 400 * 2**20) == 9300 / 4.7e12
+    # Halfway between two measured sets, and never faster from a larger one.
+    assert seconds_at_roof(H200, 9300, 206 * 2**20) == 9300 / (7.7e12 + (6.2e12 - 7.7e12) / 2)
+    times = [seconds_at_roof(H200, 9300, size * 2**20) for size in range(1, 500)]
+    assert times == sorted(times)
     assert seconds_at_roof(DEVICES["a100"], 9300, 0) is None
     # A sum gathers all sources, a slice of their columns at a time.
     rows = fits // 256
-    for more, roof in ((0, 9.3e12), (1, 4.7e12)):
-        step = spmm_step(torch.float32, 64, num_src=rows + more, num_dst=D, num_edges=E, device=H200)
+    for times, roof in ((1, 9.3e12), (9, 4.7e12)):
+        step = spmm_step(torch.float32, 64, num_src=rows * times, num_dst=D, num_edges=E, device=H200)
         assert (step.slices, step.seconds) == (1, step.bytes / roof)
     sizes = {"num_src": 60 * rows, "num_dst": 60 * rows, "num_edges": 10**8}
     step = spmm_step(torch.float32, 4096, device=H200, **sizes)
@@ -317,8 +321,8 @@ def test_attention_gathers_rows_of_the_other_side(score, edge, which):
     """Forward and by destination those of sources, one row or keys and values; by source two of destinations."""
     head = {"dtype": torch.float32, "heads": 1, "key_dim": 64, "value_dim": 64}
     rows = 45 * 2**20 // (256 * edge[which == "by_src"])
-    for more, roof in ((0, 9.3e12), (1, 4.7e12)):
-        sides = (rows + more, D) if which != "by_src" else (S, rows + more)
+    for times, roof in ((1, 9.3e12), (9, 4.7e12)):
+        sides = (rows * times, D) if which != "by_src" else (S, rows * times)
         (step,) = attention_steps(
             score, **head, passes=[which], device=H200, num_src=sides[0], num_dst=sides[1], num_edges=E
         )
@@ -350,7 +354,7 @@ def test_hubs_are_merged_on_the_side_that_has_them():
 
 def test_products_by_edge_at_the_roof(monkeypatch):
     said_to_be_on(monkeypatch, H200)
-    for sources, roof in ((45 * 2**14, 9.3e12), (45 * 2**14 + 1, 4.7e12)):  # rows of 64 bytes
+    for sources, roof in ((45 * 2**14, 9.3e12), (400 * 2**14, 4.7e12)):  # rows of 64 bytes
         args = {"dst": on_meta(D, 1, 16), "src": on_meta(sources, 1, 16), "csr": ids(D + 1, E)}
         step = _sddmm_of(args, named("rowsplit"))
         assert step.seconds == step.bytes / roof and step.kernel == "vectors of 16 B"
