@@ -29,8 +29,8 @@ class Device:
         multiprocessors, l2_bytes, shared_bytes, clusters: as CUDA reports them; ``shared_bytes`` is the opt-in limit of
             shared memory per block. Zero for a CPU, whose kernels choose by the row alone.
         capability: the compute capability, 80 for 8.0; zero for a CPU.
-        hbm_roof: measured bandwidth in bytes per second of a bare gather of rows from a set that is much larger than the
-            L2; 0 where it was not measured.
+        hbm_roof: measured bandwidth in bytes per second of a bare gather of rows from a set much larger than the L2; 0
+            where it was not measured.
         gather_roofs: the same by the bytes of the set that is gathered from, in ascending order; between two sizes the
             bandwidth is interpolated.
     """
