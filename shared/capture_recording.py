@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from . import _C, _extension, max_degrees
 from .autocast import autocast_dtype, autocasts
 from .capture_keys import State, Unfit, flatten, is_moving, parts_of, unflatten
-from .engines import tuner
 from .graph_cache import held_graphs
 
 __all__ = ["CudaGraphs", "Recording"]
@@ -275,7 +274,7 @@ class Recording:
         drawn = generator.get_state()
         writable = {_place(buffer) for buffer, _ in buffers}
         try:
-            with recorder.warming(), tuner.resting():  # a measurement would wait for the GPU
+            with recorder.warming():
                 with _Watch(graphs.kind, writable):
                     self._run_once(graphs, run)
                 self._run_once(graphs, run)

@@ -296,14 +296,8 @@ def _decides_dot(graph: Graph, dtype: torch.dtype, heads: int, head_dim: int) ->
         return False
     passes = (False, True) if len(sides_of(graph)) > 1 else (False,)
     shapes = [shape_of_dot(dtype, heads, head_dim, backward=backward) for backward in passes]
-    decided = [tuner.decide(graph, shape) for shape in shapes]  # a list, since every call counts a use
+    decided = [tuner.decide(graph, shape) for shape in shapes]  # a list: both passes are looked up
     return all(decided)
-
-
-def _measure(*args):
-    from .tuning_measure import measure  # imported here, as it imports this module
-
-    return measure(*args)
 
 
 def _prepare(graph: Graph, name: str) -> None:
@@ -314,7 +308,7 @@ def _prepare(graph: Graph, name: str) -> None:
         made.learn(graph)
 
 
-tuner = Tuner(ENGINES, _measure, _prepare)
+tuner = Tuner(ENGINES, _prepare)
 
 _FORMATS = {_CUSPARSE: CusparseFormat, _WSB: WsbFormat}
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _C, engines
+from . import _C
 from .engines import ROWSPLIT, Engine, current_engine, origin, pick
 from .graph_checks import opmath_dtype
 from .ops.relational import widths
@@ -55,7 +55,7 @@ def record(call, inputs: Sequence[Any]) -> list[Step]:
             other objects are ignored.
     """
     recorder = _Recorder()
-    with recorder, engines.tuner.resting():
+    with recorder:
         out = call()
         outs = [t for t in tensors_in(out[0] if isinstance(out, (tuple, list)) else out) if t.requires_grad]
         leaves = [t for t in tensors_in(inputs) if t.requires_grad]
@@ -70,7 +70,7 @@ def record_stand_ins(call) -> list[Step]:
     on. Autograd has no part in it: the ops of the backward are those that the ops of the forward call.
     """
     recorder, graded = _Recorder(), torch.is_grad_enabled()
-    with recorder, engines.tuner.resting(), torch._C._AutoDispatchBelowAutograd():
+    with recorder, torch._C._AutoDispatchBelowAutograd():
         call()
     calls = recorder.calls
     with torch.no_grad():

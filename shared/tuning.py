@@ -1,41 +1,33 @@
-"""Chooses the engine of ``"auto"`` by measurement: from the user's tuning file or by measuring in this process.
+"""Chooses the engine of ``"auto"`` by what ``python -m edgeless tune`` measured and wrote into the user's tuning file.
 
-``EDGELESS_TUNING`` is one of :data:`MODES`. A decision is kept with the graph and registered in the core, where ops,
-backward included, find it by their index arrays (``core_cuda/decisions.h``). A decision from the file takes effect
-before the first call, a measured one once, after some calls; so results change their bits at most that one time.
+``EDGELESS_TUNING`` is one of :data:`MODES`: ``"cached"``, the default, reads the file. A decision is kept with the
+graph and registered in the core, where ops, backward included, find it by their index arrays
+(``core_cuda/decisions.h``). It takes effect before the first call.
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import functools
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from . import _C
-from .choices import block
 from .formats import CSC, CSC_ROWS, CSR, HeldByCore
 from .tuning_file import Entry, TuningFile, default_file, named_file
 
 if TYPE_CHECKING:
     from .graph import Graph
 
-__all__ = ["MODES", "Measured", "Shape", "Tuner", "break_even", "choose", "shape_of_dot", "shape_of_sum"]
+__all__ = ["MODES", "Shape", "Tuner", "key", "shape_of_dot", "shape_of_sum", "sides_of"]
 
-MODES = ("off", "cached", "on")
-USES = 50  # calls of an op on a graph, after which measuring takes less time than those calls took
-EXPECTED_USES = 100  # calls within which blocks must save the time of building them
+MODES = ("off", "cached")
 _DOT, _DOT_BACKWARD = "dot_D", "dot_backward_D"
-_MEASURING = _C.Choice("edgeless.measuring", ("measuring", "resting"))
-LEAST_GAIN = 0.03  # share of rowsplit's time that another engine must save: less is noise
 
 
 class Shape(NamedTuple):
@@ -69,46 +61,12 @@ def parse_dot(op: str) -> tuple[bool, int]:
 
 
 @dataclass
-class Measured:
-    """Measured engines on one direction of a graph.
-
-    Attributes:
-        ms: milliseconds by engine, without engines that could not run.
-        build_ms: milliseconds to build the blocks of wsb, where measured.
-    """
-
-    ms: dict[str, float]
-    build_ms: Optional[float] = None
-
-
-def break_even(found: Measured, engine: str) -> Optional[float]:
-    """The number of uses after which ``engine`` has saved its preparation time against rowsplit; None: never."""
-    saved = found.ms["rowsplit"] - found.ms[engine]
-    if saved <= 0:
-        return None
-    return (found.build_ms or 0.0) / saved if engine == "wsb" else 0.0
-
-
-def choose(found: Measured) -> str:
-    """The fastest engine that beats rowsplit by more than noise and breaks even within ``EXPECTED_USES``."""
-    bound = (1 - LEAST_GAIN) * found.ms["rowsplit"]
-    paying = [
-        name
-        for name, ms in found.ms.items()
-        if ms < bound and (uses := break_even(found, name)) is not None and uses <= EXPECTED_USES
-    ]
-    return min(paying, key=found.ms.__getitem__, default="rowsplit")
-
-
-@dataclass
 class _State:
     """The tuner's state for one shape on one graph."""
 
     formats: tuple = ()  # the graph's formats at the last look-up
     engines: dict[str, str] = field(default_factory=dict)  # decided side -> engine
     complete: bool = False  # whether every side that the graph has is decided
-    uses: int = 0
-    given_up: bool = False
 
 
 class DecisionsFormat(HeldByCore):
@@ -132,11 +90,10 @@ def sides_of(graph: Graph, shape: Optional[Shape] = None) -> dict[str, tuple[Ten
 
 
 class Tuner:
-    """Decides engines for graphs, from a file and, in mode ``"on"``, by measuring.
+    """Decides engines for graphs by the user's file.
 
     Args:
         engines: all engine names, in the core's order.
-        measure: (graph, shape, sides) -> (:class:`Measured` by side, formats built for engines by engine name).
         prepare: (graph, engine) builds the format that an engine needs and keeps it with the graph.
         mode: one of :data:`MODES`; by default ``EDGELESS_TUNING``.
         file: by default ``EDGELESS_TUNING_FILE``, or else :func:`default_file`.
@@ -148,7 +105,6 @@ class Tuner:
     def __init__(
         self,
         engines: tuple[str, ...],
-        measure: Callable[[Graph, Shape, list[str]], tuple[dict[str, Measured], dict[str, Any]]],
         prepare: Callable[[Graph, str], None],
         *,
         mode: Optional[str] = None,
@@ -157,11 +113,11 @@ class Tuner:
     ):
         mode = os.environ.get("EDGELESS_TUNING") or "cached" if mode is None else mode
         if mode not in MODES:
-            raise ValueError(f"EDGELESS_TUNING must be off, cached or on, got {mode!r}")
+            raise ValueError(f"EDGELESS_TUNING must be off or cached, got {mode!r}")
         self.mode = mode
         if file is not None:
             self.file = file
-        self._engines, self._measure, self._prepare, self._may_wait = engines, measure, prepare, may_wait
+        self._engines, self._prepare, self._may_wait = engines, prepare, may_wait
         self._lock = threading.RLock()
         self._sizes: Optional[set[tuple[int, int, int]]] = None  # (num_src, num_dst, num_edges) in the file
 
@@ -176,16 +132,11 @@ class Tuner:
 
         A file that the user names counts even if it does not exist, so that reading it can warn.
         """
-        return self.mode == "on" or (self.mode == "cached" and (self.file.exists() or named_file() is not None))
-
-    @staticmethod
-    def resting() -> contextlib.AbstractContextManager:
-        """Disables measuring inside the ``with`` block, for callers that record the ops that run."""
-        return block(_MEASURING, "resting")
+        return self.mode == "cached" and (self.file.exists() or named_file() is not None)
 
     def may_decide(self, graph: Graph) -> bool:
         """Whether :meth:`decide` has anything to do for a graph; called before every sum over a large graph."""
-        return self.active and (self.mode == "on" or "tuned" in graph._formats or self._knows_sizes(graph))
+        return self.active and ("tuned" in graph._formats or self._knows_sizes(graph))
 
     def decide(self, graph: Graph, shape: Shape) -> bool:
         """Keeps with ``graph`` the decisions for an op that is about to run; returns whether all sides are decided.
@@ -202,11 +153,6 @@ class Tuner:
                 kept = graph.format("tuned", lambda _: DecisionsFormat())
                 state = kept.states.setdefault(shape, _State())
                 self._look_up(graph, kept, shape, state)
-        if self.mode == "on" and not state.complete and not state.given_up:
-            state.uses += 1
-            if state.uses > USES and _MEASURING.name != "resting" and self._may_wait():
-                with self._lock:
-                    self._measure_now(graph, kept, shape, state)
         return state.complete
 
     def _knows_sizes(self, graph: Graph) -> bool:
@@ -249,31 +195,6 @@ class Tuner:
             return False
         return True
 
-    def _measure_now(self, graph: Graph, kept: DecisionsFormat, shape: Shape, state: _State) -> None:
-        if state.complete or state.given_up:  # another thread measured in the meantime
-            return
-        wanted = sorted(set(sides_of(graph, shape)) - set(state.engines))
-        found, made = self._measure(graph, shape, wanted)
-        entries = []
-        for side, measured in found.items():
-            entry = entry_of(graph, shape, side, measured)
-            entries.append(entry)
-            if entry["engine"] in made:
-                graph.format(entry["engine"], lambda _, name=entry["engine"]: made[name])
-            self._keep(graph, kept, shape, side, entry, f"measured on {entry['date']}, by this process")
-        self._update(graph, shape, state)
-        state.uses, state.given_up = 0, not entries
-        if entries:
-            self.store(entries)
-            self._sizes = None
-
-    def store(self, entries: list[Entry]) -> None:
-        """Writes decisions to the file; warns where that fails."""
-        try:
-            self.file.add(entries)
-        except (OSError, ValueError) as error:
-            warnings.warn(f"edgeless: decisions are not kept in {self.file}: {error}", stacklevel=2)
-
 
 def key(graph: Graph, shape: Shape, side: str) -> Entry:
     """The key of a decision, in the order of :data:`edgeless.tuning_file.KEY`."""
@@ -294,15 +215,4 @@ def key(graph: Graph, shape: Shape, side: str) -> Entry:
         "dtype": str(shape.dtype).removeprefix("torch."),
         "width": shape.width,
         "weighted": shape.weighted,
-    }
-
-
-def entry_of(graph: Graph, shape: Shape, side: str, measured: Measured) -> Entry:
-    """A decision as an entry of the file."""
-    return {
-        **key(graph, shape, side),
-        "engine": choose(measured),
-        "ms": {name: round(ms, 4) for name, ms in measured.ms.items()},
-        "build_ms": None if measured.build_ms is None else round(measured.build_ms, 3),
-        "date": datetime.date.today().isoformat(),
     }

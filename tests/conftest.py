@@ -41,7 +41,7 @@ def every_capability(request):
 @pytest.fixture
 def short_turns(monkeypatch):
     """Makes a bench on the CPU run each peer once per turn, not for a third of a second; no test reads the times."""
-    from edgeless import timing
+    from edgeless.tools import timing
 
     monkeypatch.setattr(timing, "LEAST_SECONDS", 0.0)
 

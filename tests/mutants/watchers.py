@@ -39,7 +39,6 @@ WATCHERS = [
     ("shared/adapter.py", f"core/test_projection.py shared/test_backends.py {_EVERY_PYG} dgl/test_dgl_explain.py"),
     ("shared/accelerate.py", "shared/test_accelerate.py"),
     ("shared/engines.py", f"core/test_engines.py {_PLANS}"),
-    ("shared/timing.py", "shared/test_bench_parts.py shared/test_bench_peers.py core/test_tuning.py"),
     ("shared/tuning*.py", "core/test_tuning.py shared/test_tune_command.py"),
     ("shared/wsb.py", "core/test_wsb*.py core/test_blocks.py"),
     ("shared/blocks.py", "core/test_blocks.py"),

@@ -21,7 +21,7 @@ print([name for name in sys.modules if name.startswith("edgeless.tools")])
 @pytest.mark.parametrize(
     ("framework", "modules"),
     [
-        (None, ["edgeless", "edgeless.distributed", "edgeless.tuning_measure", "edgeless.__main__"]),
+        (None, ["edgeless", "edgeless.distributed", "edgeless.__main__"]),
         ("torch_geometric", ["edgeless.pyg", "edgeless.pyg.nn", "edgeless.pyg.transforms"]),
         ("dgl", ["edgeless.dgl", "edgeless.dgl.nn", "edgeless.dgl.ops", "edgeless.dgl.transforms"]),
     ],

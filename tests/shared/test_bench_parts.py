@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from edgeless.plan import DEVICES, Step, attention_steps, spmm_step
-from edgeless.timing import Timer, Timing
 from edgeless.tools.bench import graphs, plans, report, twins
 from edgeless.tools.bench.baseline import H200, Baseline, geometric_means
 from edgeless.tools.bench.measure import Result
 from edgeless.tools.bench.work import Case, Work, op_case
 from edgeless.tools.cli.devices import UsageError
+from edgeless.tools.timing import Timer, Timing
 
 CPU = torch.device("cpu")
 STEP = Step("spmm", "forward", "rowsplit", "kernel", 1, 0, None)

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from edgeless import timing
 from edgeless.__main__ import main
+from edgeless.tools import timing
 from edgeless.tools.bench import graphs, measure, memory
 from edgeless.tools.bench.command import DROPPING
 from edgeless.tools.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_sparse, known

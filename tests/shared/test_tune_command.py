@@ -5,12 +5,13 @@ import json
 import pytest
 import torch
 
-from edgeless import engines, tuning_measure
+from edgeless import engines
 from edgeless.__main__ import main
 from edgeless.engines import ENGINES
+from edgeless.tools import tuning_measure
 from edgeless.tools.bench import graphs
 from edgeless.tools.cli import tune_command
-from edgeless.tuning import Measured
+from edgeless.tools.tuning_measure import Measured
 from edgeless.tuning_file import TuningFile
 
 
@@ -25,7 +26,7 @@ def file(tmp_path, monkeypatch):
 def fake(monkeypatch):
     """A GPU that is none, and a clock."""
     found = Measured({"rowsplit": 2.5, "wsb": 1.0, "cusparse": 4.0}, 30.0)
-    monkeypatch.setattr(tuning_measure, "measure", lambda graph, shape, sides, *how: (dict.fromkeys(sides, found), {}))
+    monkeypatch.setattr(tuning_measure, "measure", lambda graph, shape, sides, *how: dict.fromkeys(sides, found))
 
     class Gpu:
         type = "cuda"
@@ -38,7 +39,7 @@ def fake(monkeypatch):
 def test_nothing_decided_yet(file, capsys):
     assert main(["tune", "--show"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{file}: EDGELESS_TUNING={engines.tuner.mode} (one of off, cached, on)",
+        f"{file}: EDGELESS_TUNING={engines.tuner.mode} (one of off, cached)",
         "no decisions",
     ]
 
@@ -68,7 +69,7 @@ def test_self_loops_make_another_graph_and_a_dry_run_keeps_nothing(file, fake, c
 
 
 def test_without_memory(file, fake, capsys, monkeypatch):
-    monkeypatch.setattr(tuning_measure, "measure", lambda *args: ({}, {}))
+    monkeypatch.setattr(tuning_measure, "measure", lambda *args: {})
     assert main(["tune", "--graph", "toy", "--dtype", "fp32"]) == 1
     assert "there is no memory to measure it in" in capsys.readouterr().err
 

@@ -11,13 +11,13 @@ from typing import Optional
 import torch
 
 from edgeless.distributed.carriers import CARRIERS
-from edgeless.timing import Timer
 from edgeless.tools.cli.console import print_table
 from edgeless.tools.cli.devices import UsageError, pick_device
 from edgeless.tools.cli.files import check_writable, writing
 from edgeless.tools.cli.layers import LAYERS
 from edgeless.tools.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.tools.cli.setting import setting_of
+from edgeless.tools.timing import Timer
 
 from . import ddp, engines, minibatch, new_graphs, plans, scaleout, shapes
 from .baseline import H200, H200_RELATIONS, Baseline, geometric_means

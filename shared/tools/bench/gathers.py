@@ -17,9 +17,9 @@ from typing import Optional
 import torch
 
 import edgeless
-from edgeless.timing import Failed, Timer
 from edgeless.tools.cli.console import milliseconds, print_table, times
 from edgeless.tools.cli.devices import UsageError, describe_device
+from edgeless.tools.timing import Failed, Timer
 
 WIDTHS = [32, 64, 128, 256, 512]
 PASSES = 2

@@ -11,10 +11,10 @@ from typing import Optional
 import torch
 
 import edgeless
-from edgeless.timing import Failed, Timer
 from edgeless.tools.cli.child import ChildError, run_child
 from edgeless.tools.cli.devices import UsageError, installed, require
 from edgeless.tools.cli.memory import available_memory
+from edgeless.tools.timing import Failed, Timer
 
 from . import memory, peers
 from .graphs import BenchGraph

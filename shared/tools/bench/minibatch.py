@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import edgeless
-from edgeless.timing import Timing, in_a_line
 from edgeless.tools.cli.console import milliseconds, plus_minus, print_table, times
 from edgeless.tools.cli.devices import UsageError, describe_device, installed
 from edgeless.tools.cli.layers import LAYERS, Layer, call_layer, make_graph, make_layer
 from edgeless.tools.cli.relations import DGLBlock, PygDictionaries, PygEdges, Relations
+from edgeless.tools.timing import Timing, in_a_line
 
 from .graphs import BenchGraph
 from .peers import LAYER_PEERS, ours

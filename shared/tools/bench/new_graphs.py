@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 import edgeless
-from edgeless import timing
-from edgeless.timing import Timing, in_a_line
+from edgeless.tools import timing
 from edgeless.tools.cli.console import milliseconds, plus_minus, print_table, times
 from edgeless.tools.cli.devices import UsageError, describe_device, installed
 from edgeless.tools.cli.layers import LAYERS, call_layer, make_input, make_layer
 from edgeless.tools.cli.relations import TypedInput, renewed_graph
+from edgeless.tools.timing import Timing, in_a_line
 
 from .graphs import BenchGraph
 from .minibatch import clock_of

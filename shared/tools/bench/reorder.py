@@ -13,13 +13,13 @@ import torch
 
 import edgeless
 from edgeless import reordering
-from edgeless.timing import Failed, Timer
 from edgeless.tools.cli.console import milliseconds, plus_minus, print_table, times
 from edgeless.tools.cli.devices import UsageError, describe_device, pick_device
 from edgeless.tools.cli.files import check_writable, writing
 from edgeless.tools.cli.options import MOST_THREADS, check_count, check_room
 from edgeless.tools.cli.setting import setting_of
 from edgeless.tools.demo.plot import check_drawable
+from edgeless.tools.timing import Failed, Timer
 
 from . import gathers, twins
 from .graphs import OWN, BenchGraph, check_name, load

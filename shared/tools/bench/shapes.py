@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from edgeless.timing import Failed, Timer
 from edgeless.tools.cli.console import print_table
+from edgeless.tools.timing import Failed, Timer
 
 from .graphs import BenchGraph
 from .ops import OPS, graph_of, parse

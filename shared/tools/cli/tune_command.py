@@ -10,14 +10,15 @@ from pathlib import Path
 
 import torch
 
-from edgeless import tuning_measure
 from edgeless.engines import tuner
 from edgeless.graph import Graph
+from edgeless.tools import tuning_measure
 from edgeless.tools.bench.graphs import OWN, BenchGraph, check_name, load
 from edgeless.tools.bench.ops import graph_of
 from edgeless.tools.bench.work import DTYPES, Case, op_case
 from edgeless.tools.demo.data import read_npz
-from edgeless.tuning import MODES, Measured, Shape, break_even, entry_of, shape_of_dot, sides_of
+from edgeless.tools.tuning_measure import Measured, break_even, entry_of
+from edgeless.tuning import MODES, Shape, shape_of_dot, sides_of
 from edgeless.tuning_file import Entry
 
 from .console import milliseconds, print_table
@@ -122,7 +123,7 @@ def _tune(handle: Graph, graph: BenchGraph, case: Case, args: argparse.Namespace
     entries = []
     for shape in _shapes(case, args.weighted):
         sides = sorted(sides_of(handle, shape))
-        found, _ = tuning_measure.measure(handle, shape, sides, args.rounds, args.runs)
+        found = tuning_measure.measure(handle, shape, sides, args.rounds, args.runs)
         if not found:
             raise OutputError(f"--graph {graph.name}, {case.label}: there is no memory to measure it in")
         entries += [entry_of(handle, shape, side, measured) for side, measured in found.items()]

@@ -1,48 +1,95 @@
-"""Measures engines on a graph for :mod:`edgeless.tuning`, with random rows in place of the user's."""
+"""Measures engines on a graph for the ``tune`` command, with random rows in place of the user's, and chooses one."""
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-from .engines import CusparseFormat, engine, pick
-from .graph_checks import opmath_dtype
+from edgeless.engines import CusparseFormat, engine, pick
+from edgeless.graph import Graph
+from edgeless.graph_checks import opmath_dtype
+from edgeless.tuning import Shape, key, parse_dot, sides_of
+from edgeless.tuning_file import Entry
+from edgeless.wsb import WsbFormat
+
 from .timing import Failed, Timer
-from .tuning import Measured, Shape, parse_dot, sides_of
-from .wsb import WsbFormat
 
-if TYPE_CHECKING:
-    from .graph import Graph
+__all__ = ["ENGINES", "Measured", "break_even", "choose", "entry_of", "measure"]
 
-__all__ = ["ENGINES", "measure"]
+EXPECTED_USES = 100  # calls within which blocks must save the time of building them
+LEAST_GAIN = 0.03  # share of rowsplit's time that another engine must save: less is noise
 
 # Engines whose sums are bitwise reproducible from run to run. Rowsplit needs no format of its own.
 ENGINES = ("rowsplit", "wsb", "cusparse")
 ROUNDS, RUNS, WARMUP = 3, 3, 2
 
 
+@dataclass
+class Measured:
+    """Measured engines on one direction of a graph.
+
+    Attributes:
+        ms: milliseconds by engine, without engines that could not run.
+        build_ms: milliseconds to build the blocks of wsb, where measured.
+    """
+
+    ms: dict[str, float]
+    build_ms: Optional[float] = None
+
+
+def break_even(found: Measured, engine: str) -> Optional[float]:
+    """The number of uses after which ``engine`` has saved its preparation time against rowsplit; None: never."""
+    saved = found.ms["rowsplit"] - found.ms[engine]
+    if saved <= 0:
+        return None
+    return (found.build_ms or 0.0) / saved if engine == "wsb" else 0.0
+
+
+def choose(found: Measured) -> str:
+    """The fastest engine that beats rowsplit by more than noise and breaks even within ``EXPECTED_USES``."""
+    bound = (1 - LEAST_GAIN) * found.ms["rowsplit"]
+    paying = [
+        name
+        for name, ms in found.ms.items()
+        if ms < bound and (uses := break_even(found, name)) is not None and uses <= EXPECTED_USES
+    ]
+    return min(paying, key=found.ms.__getitem__, default="rowsplit")
+
+
+def entry_of(graph: Graph, shape: Shape, side: str, measured: Measured) -> Entry:
+    """A decision as an entry of the file."""
+    return {
+        **key(graph, shape, side),
+        "engine": choose(measured),
+        "ms": {name: round(ms, 4) for name, ms in measured.ms.items()},
+        "build_ms": None if measured.build_ms is None else round(measured.build_ms, 3),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
 def measure(
     graph: Graph, shape: Shape, sides: list[str], rounds: int = ROUNDS, runs: int = RUNS
-) -> tuple[dict[str, Measured], dict[str, Any]]:
+) -> dict[str, Measured]:
     """Times every engine that supports an op of this shape on the given directions of a graph. Waits for the GPU.
 
     Returns:
-        The measurements by side, and the formats built for engines, which are not kept with the graph; both empty
-        where memory is short.
+        The measurements by side; empty where memory is short. Formats built for engines are not kept with the graph.
     """
     try:
         return _measured(graph, shape, sides, rounds, runs)
     except torch.OutOfMemoryError:
-        return {}, {}
+        return {}
 
 
-def _measured(graph: Graph, shape: Shape, sides: list[str], rounds: int, runs: int):
-    made: dict[str, Any] = {}
+def _measured(graph: Graph, shape: Shape, sides: list[str], rounds: int, runs: int) -> dict[str, Measured]:
+    made: dict[str, Any] = {}  # held until everything is measured
     build_ms: Optional[float] = None
     if shape.dtype.itemsize == 2 and not shape.weighted:
         made["wsb"] = WsbFormat()
@@ -59,7 +106,7 @@ def _measured(graph: Graph, shape: Shape, sides: list[str], rounds: int, runs: i
         ms = times(graph, shape, side, rounds, runs)
         if "rowsplit" in ms:
             found[side] = Measured(ms, share if "wsb" in ms else None)
-    return found, made
+    return found
 
 
 def _timed(

@@ -1,6 +1,6 @@
 """Medians of interleaved runs, so that noise of the machine hits every peer alike.
 
-Peers are the functions under comparison: engines for the tuner, layers and ops for the benchmarks.
+Peers are the functions under comparison: engines for the tune command, layers and ops for the benchmarks.
 """
 
 from __future__ import annotations
