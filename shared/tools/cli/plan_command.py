@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from typing import Optional
 
 import torch
@@ -19,6 +20,7 @@ from edgeless.tools.bench.work import DTYPES
 
 from .devices import UsageError, pick_device
 from .plan_layers import PLANNED, layer_steps
+from .plan_turns import turns
 
 # The suites of the bench that time ops: what runs for a whole layer or model depends on its options and its graph.
 PLANNED_SUITES = [name for name, suite in SUITES.items() if suite.get("op") or suite.get("shapes")]
@@ -49,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dropout", action="store_true", help="with dropout of attention")
     parser.add_argument("--arrays", action="store_true", help="with edge weights or returned attention")
     parser.add_argument("--inference", action="store_true", help="of a layer: without its backward")
+    parser.add_argument(
+        "--turns", action="store_true", help="of an op: with how many more or fewer edges and nodes other kernels run"
+    )
     parser.add_argument("--max-degree", type=int, default=-1, help="edges of the longest row, where it is known")
 
 
@@ -64,15 +69,23 @@ def run(args: argparse.Namespace) -> int:
         for op in ops:
             for dtype in args.dtype or suite.get("dtype") or ["fp32"]:
                 options = {"dropout": args.dropout, "arrays": args.arrays, "max_degree": args.max_degree}
-                steps = steps_of(op, DTYPES[dtype], sizes, device, engine=args.engine, **options)
+                plan = partial(_plan, op, DTYPES[dtype], device, args.engine, options)
+                steps = plan(sizes)
                 print(f"{op} {dtype}, {name} ({sizes.num_dst:,} nodes, {sizes.num_edges:,} edges), {device.name}")
                 print("  " + table(steps).replace("\n", "\n  "))
+                for turn in turns(plan, sizes) if args.turns else ():
+                    print(f"  {steps[turn.step].step}, {turn}")
     return 0
+
+
+def _plan(op: str, dtype: torch.dtype, device: Device, engine: str, options: dict, sizes: Sizes) -> list[Step]:
+    return steps_of(op, dtype, sizes, device, engine=engine, **options)
 
 
 def _run_layers(args: argparse.Namespace) -> int:
     """Prints the plan of every layer on every graph."""
     given = {"an op": args.op, "--suite": args.suite, "--nodes": args.nodes, "--edges": args.edges}
+    given["--turns"] = args.turns or None
     for name, value in given.items():
         if value not in (None, []):
             raise UsageError(f"--layer needs a graph with relations, so {name} has no meaning beside it")
