@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
+#include "edge_data.cuh"
 #include "edge_tiles.cuh"
-#include "lane.cuh"
 
 namespace edgeless::cuda {
 

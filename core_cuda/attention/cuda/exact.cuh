@@ -10,8 +10,8 @@
 // rows here.
 #pragma once
 
+#include "edge_data.cuh"
 #include "inverse_norms.cuh"
-#include "lane.cuh"
 #include "scores.cuh"
 
 namespace edgeless::cuda {

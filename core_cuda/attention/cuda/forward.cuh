@@ -8,9 +8,9 @@
 
 #include <limits>
 
+#include "edge_data.cuh"
 #include "edge_term.cuh"
 #include "inverse_norms.cuh"
-#include "lane.cuh"
 #include "scores.cuh"
 
 namespace edgeless::cuda {

@@ -12,7 +12,7 @@
 // row, which is nearly one for nonnegative features.
 #pragma once
 
-#include "lane.cuh"
+#include "edge_data.cuh"
 
 namespace edgeless::cuda {
 

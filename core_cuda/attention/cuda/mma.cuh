@@ -10,7 +10,7 @@
 
 #pragma once
 
-#include "lane.cuh"
+#include "edge_data.cuh"
 #include "scores.cuh"
 
 namespace edgeless::cuda {

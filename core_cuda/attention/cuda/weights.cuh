@@ -6,8 +6,8 @@
 #pragma once
 
 #include "args.h"
+#include "edge_data.cuh"
 #include "kernels.h"
-#include "lane.cuh"
 
 namespace edgeless::cuda {
 

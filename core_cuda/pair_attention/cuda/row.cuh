@@ -1,7 +1,7 @@
 // Rows and batches of edges in both passes over pairs.
 #pragma once
 
-#include "../../attention/cuda/lane.cuh"
+#include "../../attention/cuda/edge_data.cuh"
 #include "../../attention/cuda/scores.cuh"
 #include "kernels.h"
 

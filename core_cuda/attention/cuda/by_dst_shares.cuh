@@ -1,0 +1,91 @@
+// What the destination pass (by_dst.cuh) holds in shared memory: partial results of rows, and the gradients of the
+// attention vector.
+#pragma once
+
+#include "inverse_norms.cuh"
+#include "lane.cuh"
+
+namespace edgeless::cuda {
+
+// Shared memory for the segment of a row that an earlier worker merges. kVector: whether the segment has a vector or
+// only a scalar.
+template <class A, int kPer, bool kVector = true>
+struct BackwardPieces {
+  A acc[kVector ? kPer : 1][kVector ? kBlockThreads : 1];
+  A scalar[kMaxTeams];
+
+  template <class P>
+  __device__ __forceinline__ void leave(const P& place, const A (&sum)[kPer], A sum_scalar) {
+    if constexpr (kVector) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) acc[k][threadIdx.x] = sum[k];
+    }
+    if (place.lane == 0) scalar[place.team] = sum_scalar;
+  }
+
+  // Adds the segment that sub-warp `team` left; `thread` left the values of this lane.
+  __device__ __forceinline__ void add_to(A (&sum)[kPer], A& sum_scalar, int team, int thread) const {
+    sum_scalar += scalar[team];
+    if constexpr (kVector) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) sum[k] += acc[k][thread];
+    }
+  }
+};
+
+// The gradient of the attention vector. Every lane accumulates its part in its own entries of shared memory, which
+// leaves registers to the loop. At the end the workers of a block are summed in their order: one partial sum per block
+// and head.
+template <class A, int kPer>
+struct AttShares {
+  A at[kPer][kBlockThreads];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) at[k][threadIdx.x] = 0;
+  }
+
+  // own: the negated row; sum: the row's sum of ds times the derivative
+  template <class Fn>
+  __device__ void add(const A (&own)[kPer], const A (&sum)[kPer], A sum_ds, A coefficient) {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      at[k][threadIdx.x] = fma(Fn::raw(own[k]), Fn::finish(sum[k], sum_ds, coefficient), at[k][threadIdx.x]);
+    }
+  }
+
+  // add() with `own` as paired 16-bit words (mma.cuh).
+  template <class Fn, class S, int kVecs>
+  __device__ void add_words(const uint4 (&own)[kVecs], const A (&sum)[kPer], A sum_ds, A coefficient) {
+    uint4 words[kVecs];
+    A x[kPer];
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) words[v] = uint4{own[v].x, own[v].z, own[v].y, own[v].w};
+    unpack_all<S, kVecs>(words, x);
+    add<Fn>(x, sum, sum_ds, coefficient);
+  }
+
+  template <class S, int kVecs, class P>
+  __device__ void store(const Args<A>& args, const P& place) const {
+    __syncthreads();
+    if (!place.working || place.chain > 0) return;
+    A total[kPer];
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) total[k] = at[k][threadIdx.x];
+    for (int chain = 1; chain < place.chains; ++chain) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) total[k] += at[k][place.thread_ahead(chain * place.chain_distance)];
+    }
+    const int64_t width = args.key_vectors * kVec<S>;
+    A* to = args.grad_att + (static_cast<int64_t>(blockIdx.x) * args.heads + place.head) * width;
+    store_piece<S, kVecs>(to, place, args.key_vectors, total);
+  }
+};
+
+struct NoShares {};
+
+template <class Fn, class A, int kPer>
+using RowShares =
+    std::conditional_t<Fn::kAtt, AttShares<A, kPer>, std::conditional_t<Fn::kInverseNorms, FactorShares<A>, NoShares>>;
+
+}  // namespace edgeless::cuda
