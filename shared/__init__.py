@@ -56,6 +56,6 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        if name in ("dgl", "distributed", "pyg"):  # not before they are asked for: frameworks take seconds
+        if name in ("dgl", "distributed", "pyg"):  # at first use: frameworks take seconds to import
             return importlib.import_module(f"edgeless.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

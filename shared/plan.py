@@ -373,7 +373,7 @@ def table(steps: Sequence[Step]) -> str:
         return "no op of edgeless runs"
     lines = []
     for step in steps:
-        at_roof = "" if step.seconds is None else f", {step.seconds * 1e3:.3g} ms at the roof"
+        at_roof = "" if step.seconds is None else f", {step.seconds * 1e3:.3g} ms at the roofline"
         slices = "" if step.slices == 1 else f" in {step.slices} slices"
         lines.append(f"{step.op}, {step.step}: {step.engine}: {step.kernel}{slices}; {_megabytes(step.bytes)}{at_roof}")
         for header, expression in step.kernels:
@@ -384,7 +384,7 @@ def table(steps: Sequence[Step]) -> str:
             lines.append(f"  ({step.refused})")
     known = [step.seconds for step in steps if step.seconds is not None]
     if len(known) == len(steps) > 1:
-        lines.append(f"together {sum(known) * 1e3:.3g} ms at the roof")
+        lines.append(f"together {sum(known) * 1e3:.3g} ms at the roofline")
     return "\n".join(lines)
 
 

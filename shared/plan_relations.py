@@ -92,7 +92,7 @@ def relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
             kernel = f"{_C.cpu_capability()}, {kernel}, {by_row.size(0) - 1} parts"
         elif fused:  # sums stay in shared memory; only products are written and read again
             num_bytes += 2 * pieces * width * size * (step != "of weights")
-            kernel += ", multiplied while their sums are at hand: less to move than products of sources or sums"
+            kernel += ", multiplied in the kernel that sums: less to move than products of sources or sums"
             said, plans = _fused_plans(args, device, step, width, rows, segments)
             kernel += said
         else:

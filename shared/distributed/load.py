@@ -117,10 +117,10 @@ def _connect(
     first, end = int(bounds[ranks.rank]), int(bounds[ranks.rank + 1])
     num_own = end - first
     src, dst = parts["src"].to(device), parts["dst"].to(device) - first
-    foreign = (src < first) | (src >= end)
-    places, inverse = src[foreign].unique(return_inverse=True)  # ascending, and so grouped by owner
+    remote = (src < first) | (src >= end)
+    places, inverse = src[remote].unique(return_inverse=True)  # ascending, and so grouped by owner
     src = src - first
-    src[foreign] = num_own + inverse
+    src[remote] = num_own + inverse
     received = torch.searchsorted(places, bounds.to(device)).diff().tolist()
     isolated = bool((torch.bincount(dst, minlength=num_own) == 0).any())
     said = ranks.all_say((received, isolated))

@@ -171,9 +171,9 @@ def _write(folder, src, dst, part, num_parts, node_data, edge_data, method) -> d
         tensors["out_degrees"] = degrees[nodes]
         tensors.update({f"node.{name}": tensor[nodes.to(tensor.device)] for name, tensor in node_data.items()})
         tensors.update({f"edge.{name}": tensor[edges.to(tensor.device)] for name, tensor in edge_data.items()})
-        foreign = src[edges][part[src[edges]] != number]
-        halo.append(foreign.unique().numel())
-        cut += foreign.numel()
+        remote = src[edges][part[src[edges]] != number]
+        halo.append(remote.unique().numel())
+        cut += remote.numel()
         files.append(write_part(folder, number, tensors, fingerprint))
     manifest = {
         "num_nodes": num_nodes,

@@ -377,7 +377,7 @@ def test_a_report_word_for_word():
     moved = 30_622_564 * (2048 + 4) + 1_632_803 * 2048
     assert table([step]) == (
         f"spmm, forward: rowsplit: {step.kernel} in {step.slices} slices; {moved / 1e9:.3g} GB, "
-        f"{moved / 4.7e12 * 1e3:.3g} ms at the roof\n"
+        f"{moved / 4.7e12 * 1e3:.3g} ms at the roofline\n"
         "  (core_cuda/spmm/cuda/product.cuh: spmm::spmm_kernel<float, int32_t, 4, (spmm::Weighing)0, 8>)"
     )
     assert step.kernel.endswith(" blocks, merges hubs")
@@ -388,11 +388,14 @@ def test_the_sum_of_the_times_is_told_where_all_are_known():
     step = spmm_step(torch.float32, 6, device=Device("CPU"), **SIZES)
     one, two = (dataclasses.replace(step, seconds=s, kernel="k") for s in (0.001, 0.0025))
     text = "spmm, forward: rowsplit: k; 0.000268 MB"
-    assert table([one]) == f"{text}, 1 ms at the roof"
-    assert table([one, two]) == f"{text}, 1 ms at the roof\n{text}, 2.5 ms at the roof\ntogether 3.5 ms at the roof"
+    assert table([one]) == f"{text}, 1 ms at the roofline"
+    assert (
+        table([one, two])
+        == f"{text}, 1 ms at the roofline\n{text}, 2.5 ms at the roofline\ntogether 3.5 ms at the roofline"
+    )
     unknown = dataclasses.replace(one, seconds=None, refused="it cannot", origin="a measurement")
     assert "together" not in table([one, two, unknown])
-    assert table([one, unknown]) == f"{text}, 1 ms at the roof\n{text}\n  (engine by a measurement)\n  (it cannot)"
+    assert table([one, unknown]) == f"{text}, 1 ms at the roofline\n{text}\n  (engine by a measurement)\n  (it cannot)"
 
 
 @pytest.mark.parametrize("num_bytes,text", [

@@ -1,5 +1,4 @@
-// What the kernels are given that sum the edges of pieces and multiply the sums while they are at hand. No CUDA and
-// no torch.
+// Arguments of the kernels that reduce segments and multiply the sums in shared memory. No CUDA and no torch.
 #pragma once
 
 #include "kernels.h"

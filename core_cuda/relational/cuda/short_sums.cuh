@@ -154,7 +154,7 @@ template <class S, int kWidth, Weights kWeights>
 __device__ __forceinline__ void sum_long(const Neighbors& of, const Edges& edges, uint32_t many,
                                          WarpRows<kWidth>& sum) {
   constexpr int kPer = kOfVector<S>;
-  constexpr int kLanes = kWidth / kPer, kRows = 32 / kLanes;  // of a row, and rows that are asked for at once
+  constexpr int kLanes = kWidth / kPer, kRows = 32 / kLanes;  // lanes of a row, and rows of one load
   const int lane = threadIdx.x % 32, in_row = lane % kLanes;
   LongPiece next = take_long<kWeights>(of, edges, many);
 #pragma unroll 1
@@ -332,8 +332,8 @@ __device__ __forceinline__ void store_products(float* out, int columns, int firs
   }
 }
 
-// Adds to ids on their way what is 0, but only we know, so that they are waited for when `number` is there, and not
-// where they are asked for.
+// Adds a zero that the compiler cannot see to ids in flight, so that it waits for them where `number` is used and not
+// where they are loaded.
 template <Weights kWeights>
 __device__ __forceinline__ void await_later(Edges& edges, float number) {
   const int late = static_cast<int>(__float_as_uint(number) & threadIdx.y);

@@ -80,8 +80,8 @@ struct TileSums {
 
   __device__ __forceinline__ void advance() { walk.advance(); }
 
-  // The warp's part of a tile's sums, else as to_tile. Meets within. Where kOthers, what was asked for is there when it
-  // returns; else it is behind await_others() and a barrier.
+  // The warp's part of a tile's sums, else as to_tile. Contains a barrier. With kOthers the prefetched rows have
+  // arrived when it returns; without, after await_others() and a barrier.
   template <bool kOthers = false, class AskOthers>
   __device__ __forceinline__ Sums sum(AskOthers&& ask_others) {
     Sums sums;
@@ -135,7 +135,7 @@ struct TileSums {
     return sums;
   }
 
-  // Waits for what ask_others() asked for, by this thread.
+  // Waits for this thread's copies that ask_others() began.
   __device__ __forceinline__ static void await_others() { await_all_but<1>(); }
 
   // The warp's part of a tile, to it as 16-bit numbers.

@@ -77,7 +77,7 @@ struct TileWalk {
   }
 };
 
-// Waits for all that this thread asked for.
+// Waits for all copies of this thread.
 __device__ __forceinline__ void await_all() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;");
@@ -102,7 +102,7 @@ __device__ __forceinline__ float weight_of(const Neighbors& of, int edge) {
 template <class S, int kWidth, int kColumns, int kToStride = kTileStride<S, kWidth>>
 struct TileSums;
 
-constexpr int kSumBatch = 4;  // edges whose rows are asked for together
+constexpr int kSumBatch = 4;  // edges whose rows are prefetched together
 
 template <int kWidth, int kColumns, int kToStride>
 struct TileSums<float, kWidth, kColumns, kToStride> {
@@ -243,7 +243,8 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
     for (int i = 0; i < kAhead / kSumBatch; ++i) ask(i * kSumBatch, numbers[i]);
   }
 
-  // Of the edges number `at` and after it, whose rows are asked for together, those of which the lane asks for a part.
+  // Among the edges from number `at` on, whose rows are prefetched together, finds those of which the lane loads a
+  // part.
   using Numbers = uint32_t[kSumBatch / kTogether];
   __device__ __forceinline__ void find(int at, Numbers& numbers) const {
     const int which = lane() >> row_lanes_log2();

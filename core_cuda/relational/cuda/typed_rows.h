@@ -13,7 +13,7 @@ struct TypedRowsArgs {
   const void* grad = nullptr;  // sums: what is summed
   const void *y = nullptr, *x = nullptr;
   const void* alpha = nullptr;              // [types]; null: sums
-  void *out_y = nullptr, *out_x = nullptr;  // backward: gradients of y and x, null where not asked for
+  void *out_y = nullptr, *out_x = nullptr;  // backward: gradients of y and x, null where not needed
   int chunk = 0;                            // entries of a chunk; a type begins a new one
   void* partial = nullptr;                  // [num_tiles, width] of the arithmetic's dtype, null: no sums
   void* sums = nullptr;                     // [types, width], or [types] where `total`: over all columns

@@ -259,7 +259,7 @@ def _device(args: argparse.Namespace) -> torch.device:
 
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
-    """Every (layer or op, dtype) that was asked for."""
+    """Every (layer or op, dtype) that the arguments name."""
     try:
         ops = [op_case(name, dtype, args.dropout) for name in args.op or () for dtype in args.dtype]
     except ValueError as error:

@@ -48,7 +48,7 @@ class Step:
 
 
 def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
-    """The peers that were asked for, all of them when none were named."""
+    """The peers that the user named, or all of them."""
     chosen = [peer for peer in wanted or PEERS if peer in PEERS]
     if not chosen:
         raise UsageError(f"--peers {' '.join(wanted)}: for --new-graphs there are {', '.join(PEERS)}")
@@ -92,7 +92,7 @@ class Peer:
             return self.net(self.x, graph)
 
     def forward_backward(self, graph: Any) -> Tensor:
-        """A step of training without its optimiser; gradients are made anew."""
+        """A step of training without its optimiser, with new gradients."""
         for tensor in (self.x, *self.net.parameters()):
             tensor.grad = None
         with self._backend():

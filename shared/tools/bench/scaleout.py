@@ -1,8 +1,8 @@
 """Epochs of full-batch training on one process and on the parts of a graph, one part a process.
 
 Three layers (128 features, 128, 128, 40 classes), ReLU, cross entropy on a tenth of the nodes, Adam, DDP. Parts are
-random by default: every second row is foreign, the worst case. The gradients of parts are compared with those of one
-process, and two backwards bit by bit. Every carrier of halo rows that is asked for is measured. ``torch-csr`` is the
+random by default: every second row is remote, the worst case. The gradients of parts are compared with those of one
+process, and two backwards bit by bit. Every carrier of halo rows is measured. ``torch-csr`` is the
 same SAGE in plain torch: CSR products, ``index_select``, ``all_to_all_single`` and ``index_add_``.
 """
 
@@ -90,14 +90,14 @@ class Net(nn.Module):
 
 
 class CsrSage(nn.Module):
-    """SAGE by products with torch's CSR matrices, over own and foreign rows."""
+    """SAGE by products with torch's CSR matrices, over own and remote rows."""
 
     def __init__(self, features: int, out: int):
         super().__init__()
         self.lin_l, self.lin_r = nn.Linear(features, out), nn.Linear(features, out, bias=False)
 
     def forward(self, x: Tensor, graph: CsrPart) -> Tensor:
-        return self.lin_l(_Product.apply(_Foreign.apply(x, graph), graph)) + self.lin_r(x)
+        return self.lin_l(_Product.apply(_Remote.apply(x, graph), graph)) + self.lin_r(x)
 
 
 class CsrPart:
@@ -125,7 +125,7 @@ class _Product(torch.autograd.Function):
         return ctx.graph.transpose @ grad, None
 
 
-class _Foreign(torch.autograd.Function):
+class _Remote(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, graph):
         ctx.halo = halo = graph.halo

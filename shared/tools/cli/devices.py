@@ -12,7 +12,7 @@ PACKAGES = {"pyg": ("torch_geometric", "PyTorch Geometric"), "dgl": ("dgl", "DGL
 
 
 class UsageError(Exception):
-    """What the user asked for cannot be done; the message is all that is printed."""
+    """A command cannot do what the user wants; the message is all that is printed."""
 
 
 def installed(framework: str) -> bool:
