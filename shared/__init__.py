@@ -22,6 +22,7 @@ from .adapter import FusedLayer
 from .backends import Explanation, NotFusedError, backend, explain
 from .cache import cache_info, clear_cache, set_cache_limit
 from .capture import Capture, capture
+from .capture_step import CapturedStep, capture_step
 from .engines import engine
 from .graph import Graph
 from .prefetch import prefetch
@@ -29,6 +30,7 @@ from .typed_graph import TypedGraph
 
 __all__ = [
     "Capture",
+    "CapturedStep",
     "Explanation",
     "FusedLayer",
     "Graph",
@@ -40,6 +42,7 @@ __all__ = [
     "cache",
     "cache_info",
     "capture",
+    "capture_step",
     "clear_cache",
     "engine",
     "explain",

@@ -23,7 +23,7 @@ class AccelerateReport:
     Attributes:
         swapped: (name in the model, old class, new class) of every layer that was swapped.
         kept: (name in the model, class, reason) of every graph layer that was not swapped.
-        captured: the handle of the captured model, None without ``capture``.
+        captured: what reports on the captured model, ``model.captured``; None without ``capture``.
     """
 
     swapped: list[tuple[str, type, type]] = field(default_factory=list)
@@ -51,8 +51,8 @@ def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateRe
 
     Args:
         model: any module, or a single layer.
-        capture: also replay repeated calls from CUDA graphs, as :func:`edgeless.capture` does; the handle is in the
-            report.
+        capture: also replay repeated calls from CUDA graphs, as :func:`edgeless.capture` does; the report
+            has ``model.captured``.
 
     Raises:
         TypeError: if ``model`` is not a module.
@@ -73,7 +73,7 @@ def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateRe
         elif why := _why_kept(module):
             report.kept.append((name, cls, why))
     if capture:
-        report.captured = capture_calls(model)
+        report.captured = capture_calls(model).captured
     return report
 
 

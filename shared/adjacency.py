@@ -7,6 +7,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .deferred_checks import deferred
 from .graph_checks import check_compressed, check_num_nodes, compiling, normal_tensors
 from .ops.graph import csr_transpose, index_dtype
 
@@ -88,6 +89,9 @@ def replace_self_loops(src: Tensor, dst: Tensor, num_loops: int):
         if the graph had no self loops.
     """
     loops = torch.arange(num_loops, dtype=src.dtype, device=src.device)
+    if (checks := None if compiling() else deferred()) is not None:
+        checks.no_loops(src, dst)
+        return torch.cat((src, loops)), torch.cat((dst, loops)), None
     keep, kept = src != dst, None
     if compiling() or not bool(keep.all()):  # a traced program cannot branch on values
         kept = keep.nonzero().squeeze(1)

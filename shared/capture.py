@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import torch
 
@@ -15,22 +15,24 @@ from .capture_recording import CudaGraphs, Recording
 from .graph_cache import trusts_versions
 from .graph_checks import compiling
 
-__all__ = ["Capture", "capture"]
+__all__ = ["Capture", "capture", "recording_lock"]
 
 _MISSES = 4  # after this many times ``most`` calls in a row without a capture to replay, a handle gives up
 _MOST_SEEN = 256  # distinct calls that a handle counts
 _CUDA = CudaGraphs()
-_recording = threading.Lock()  # a process records one capture at a time; meanwhile other models run uncaptured
+_Model = TypeVar("_Model", bound=torch.nn.Module)
+recording_lock = threading.Lock()  # a process records one capture at a time; meanwhile other models run uncaptured
 
 
-def capture(model: torch.nn.Module, *, warmup: int = 3, most: int = 8) -> Capture:
+def capture(model: _Model, *, warmup: int = 3, most: int = 8) -> _Model:
     """Lets ``model`` replay its forward and backward from CUDA graphs once calls repeat.
 
     The model is called as before and stays the same object, with its parameters, optimizer, ``state_dict`` and hooks.
     After ``warmup`` equal calls, forward and backward are captured; later equal calls replay the capture. Calls are
     equal if they have the same graph, shapes, dtypes, parameters, training modes, module attributes, autocast and
     choices of backend and engine. Each other graph or shape gets a capture of its own, up to ``most``; calls beyond
-    that, or that cannot be captured, run as before, and :meth:`Capture.report` says why. Results equal the model's own
+    that, or that cannot be captured, run as before, and ``model.captured`` says why: it is the :class:`Capture`, whose
+    report is also in the model's ``repr``, unless its class prints in a way of its own. Results equal the model's own
     bit by bit; dropout draws a new mask in every replay. Outputs and gradients are copies, so that the next call does
     not change them.
 
@@ -38,20 +40,29 @@ def capture(model: torch.nn.Module, *, warmup: int = 3, most: int = 8) -> Captur
     write that PyTorch's version counter sees, the tensor needs another capture. Floating-point arguments are copied in.
     A replay does not run the model's Python code: a model that sets attributes, writes to its arguments or draws from
     Python's generator is not captured. Other state that it reads, such as global variables or lists edited in place,
-    must not change; call :meth:`Capture.release` before it does.
+    must not change; call ``model.captured.release()`` before it does.
 
-    After many calls in a row without a replay, as on sampled graphs, the handle gives up and releases the model. A
-    copy of the model, deep or pickled, is not captured.
+    After many calls in a row without a replay, as on sampled graphs, the model's own forward is restored, and the
+    report says so. A copy of the model, deep or pickled, is not captured: its ``captured`` is None.
 
     Args:
         model: any module whose parameters are on one GPU.
         warmup: equal calls before a capture, at least 1.
         most: the most captures that are kept. Each holds the memory of a forward and a backward.
     Returns:
-        The handle that reports on the captures and releases the model.
+        ``model`` itself.
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: ``warmup`` or ``most`` is less than 1, or the model is captured already.
+        ValueError: ``warmup`` or ``most`` is less than 1, the model is captured already, or it has an attribute of its
+            own that is called ``captured``.
+
+    Example:
+        >>> model = edgeless.capture(torch.nn.Linear(2, 1))
+        >>> model(torch.ones(3, 2)).shape  # on the CPU it runs as it is
+        torch.Size([3, 1])
+        >>> print(model.captured)
+        0 captured, 0 replayed
+          1 not captured: a tensor is not on the current GPU
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"capture: model must be a torch.nn.Module, got {type(model).__name__}")
@@ -59,11 +70,25 @@ def capture(model: torch.nn.Module, *, warmup: int = 3, most: int = 8) -> Captur
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"capture: {name} must be an int of at least 1, got {value!r}")
     if isinstance(model.__dict__.get("forward"), _Forward):
-        raise ValueError("capture: model is captured already; release() its handle first")
+        raise ValueError("capture: model is captured already; call model.captured.release() first")
+    if not isinstance(getattr(model, "captured", None), (Capture, type(None))):
+        raise ValueError("capture: model must have no attribute of its own called 'captured', which takes the report")
     own = model.__dict__.get("forward", model.forward)  # a copied model has its bound class forward here
     if getattr(own, "__func__", None) is not type(model).forward:
         raise ValueError("capture: model must have the forward of its class, got one of its own")
-    return Capture(model, warmup, most)
+    Capture(model, warmup, most)
+    return model
+
+
+class _Calls:
+    """The recordings of a captured model, and the calls that were counted.
+
+    The model's forward holds them, not the handle: a recording holds the model's attributes, the handle among them.
+    """
+
+    def __init__(self):
+        self.kept: dict[Hashable, list[Recording]] = {}  # by the key of a call; one per state of the model
+        self.seen: dict[Hashable, list[_Seen]] = {}
 
 
 class _Forward:
@@ -71,6 +96,7 @@ class _Forward:
 
     def __init__(self, owner: Capture):
         self.owner = owner
+        self.calls = _Calls()
 
     def __call__(self, *args, **kwargs):
         return self.owner._call(args, kwargs)
@@ -78,6 +104,23 @@ class _Forward:
     def __reduce_ex__(self, protocol):
         """Gives a copy of the model, or one read from a pickle, the forward of its class."""
         return getattr, (self.owner._model(), "forward")  # evaluated before the copy has instance attributes
+
+
+class _ExtraRepr:
+    """Adds the report to what a captured model's class prints of it."""
+
+    def __init__(self, owner: Capture):
+        self.owner = owner
+
+    def __call__(self) -> str:
+        model = self.owner._model()
+        own = type(model).extra_repr(model)
+        report = "captured: " + self.owner.report().replace("\n", "\n  ")
+        return f"{own}\n{report}" if own else report
+
+    def __reduce_ex__(self, protocol):
+        """As :meth:`_Forward.__reduce_ex__`."""
+        return getattr, (self.owner._model(), "extra_repr")
 
 
 class _Seen:
@@ -99,20 +142,27 @@ def _is_object(leaf: Any) -> bool:
 
 
 class Capture:
-    """The handle of a captured model, see :func:`capture`."""
+    """What :func:`capture` puts at ``model.captured``: it reports on the captures and releases the model."""
 
     def __init__(self, model: torch.nn.Module, warmup: int, most: int, graphs: Any = _CUDA):
         self._model = weakref.ref(model)
         self._warmup, self._most, self._graphs = warmup, most, graphs
-        self._kept: dict[Hashable, list[Recording]] = {}  # by the key of a call; one per state of the model
-        self._seen: dict[Hashable, list[_Seen]] = {}
         self._refused: dict[str, int] = {}
         self._misses = self._replays = 0
         self._gave_up = False
-        model.forward = _Forward(self)
+        forward = _Forward(self)
+        self._calls = weakref.ref(forward.calls)
+        model.forward, model.captured, model.extra_repr = forward, self, _ExtraRepr(self)
+
+    def __repr__(self) -> str:
+        return self.report()
+
+    def __reduce_ex__(self, protocol):
+        """A copy of the model has no captures."""
+        return type(None), ()
 
     def release(self) -> None:
-        """Restores the model's own forward and drops all captures."""
+        """Restores the model's own forward and drops all captures. The report remains."""
         model = self._model()
         if model is not None and getattr(model.__dict__.get("forward"), "owner", None) is self:
             del model.forward
@@ -125,6 +175,16 @@ class Capture:
         state = f"gave up after {self._misses} calls in a row without a replay" if self._gave_up else kept
         lines = [f"{state}, {self._replays} replayed"]
         return "\n".join(lines + [f"  {count} not captured: {why}" for why, count in self._refused.items()])
+
+    @property
+    def _kept(self) -> dict[Hashable, list[Recording]]:
+        calls = self._calls()
+        return {} if calls is None else calls.kept
+
+    @property
+    def _seen(self) -> dict[Hashable, list[_Seen]]:
+        calls = self._calls()
+        return {} if calls is None else calls.seen
 
     @property
     def num_captured(self) -> int:
@@ -177,7 +237,7 @@ class Capture:
             leaves += found
         if device is None:
             raise Unfit("no tensor is on a GPU")
-        if _recording.locked() or self._graphs.is_capturing():
+        if recording_lock.locked() or self._graphs.is_capturing():
             raise Unfit("another capture is going on")
         key = (*arguments, type(model).forward, model.training, self._graphs.stream(device), settings())
         for recording in self._kept.get(key, ()):
@@ -219,7 +279,7 @@ class Capture:
                 del self._kept[other]
         if self.num_captured >= self._most:
             raise Unfit(f"there are {self._most} captures, the most that are kept")
-        if not _recording.acquire(blocking=False):
+        if not recording_lock.acquire(blocking=False):
             raise Unfit("another capture is going on")
         try:
             recording = Recording(self._graphs, model, type(model).forward, leaves, tree, seen.state)
@@ -227,7 +287,7 @@ class Capture:
             seen.failed = True
             raise
         finally:
-            _recording.release()
+            recording_lock.release()
         self._seen[key].remove(seen)
         self._kept.setdefault(key, []).append(recording)
         return recording

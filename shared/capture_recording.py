@@ -22,7 +22,7 @@ from .autocast import autocast_dtype, autocasts
 from .capture_keys import State, Unfit, flatten, is_moving, parts_of, unflatten
 from .graph_cache import held_graphs
 
-__all__ = ["CudaGraphs", "Recording"]
+__all__ = ["CudaGraphs", "Recording", "Watch", "in_words", "place_of"]
 
 _WAITS = "called a synchronizing CUDA operation"  # part of PyTorch's warning
 _MOST_RUNS = 8  # more, before a recording, than the three of every call
@@ -144,11 +144,11 @@ class _CudaRecorder:
 # What a model must not do --------------------------------------------------------------------------------------------
 
 
-class _Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
     """Collects the tensors that ops read but that no op in the block made.
 
     Raises:
-        Unfit: an op writes to one that is not in ``writable`` (storages, see :func:`_place`).
+        Unfit: an op writes to one that is not in ``writable`` (storages, see :func:`place_of`).
     """
 
     def __init__(self, kind: str, writable: set[int]):
@@ -160,12 +160,12 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.device.type == self._kind and _place(leaf) not in self._made:
-                self.read.setdefault(_place(leaf), leaf.detach())
+            if isinstance(leaf, Tensor) and self._watches(leaf) and place_of(leaf) not in self._made:
+                self.read.setdefault(place_of(leaf), leaf.detach())
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
             self._check_writes(func, args, kwargs)
         out = func(*args, **kwargs)
-        places = (_place(leaf) for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
+        places = (place_of(leaf) for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
         self._made.update(place for place in places if place not in self.read)  # views of read tensors are not new
         return out
 
@@ -174,11 +174,18 @@ class _Watch(TorchDispatchMode):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             for t in tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name)):
-                if isinstance(t, Tensor) and _place(t) not in self._made and _place(t) not in self._writable:
-                    raise Unfit("the model writes to a tensor that is neither a buffer nor its own result")
+                if isinstance(t, Tensor) and place_of(t) not in self._made and place_of(t) not in self._writable:
+                    self._writes(t)
+
+    def _watches(self, t: Tensor) -> bool:
+        return t.device.type == self._kind
+
+    def _writes(self, t: Tensor) -> None:
+        raise Unfit("the model writes to a tensor that is neither a buffer nor its own result")
 
 
-def _place(t: Tensor) -> int:
+def place_of(t: Tensor) -> int:
+    """Returns what identifies the memory of a tensor while it is alive."""
     return t.untyped_storage()._cdata
 
 
@@ -272,15 +279,15 @@ class Recording:
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         generator, host = graphs.generator(), graphs.host_states()
         drawn = generator.get_state()
-        writable = {_place(buffer) for buffer, _ in buffers}
+        writable = {place_of(buffer) for buffer, _ in buffers}
         try:
             with recorder.warming():
-                with _Watch(graphs.kind, writable):
+                with Watch(graphs.kind, writable):
                     self._run_once(graphs, run)
                 self._run_once(graphs, run)
                 for _ in range(1 + _MOST_RUNS):
                     before = _extension.provided, max_degrees.arrived
-                    watch = _Watch(graphs.kind, writable)
+                    watch = Watch(graphs.kind, writable)
                     with watch, recorder.not_waiting():
                         self._run_once(graphs, run)
                     if (_extension.provided, max_degrees.arrived) == before:
@@ -288,7 +295,7 @@ class Recording:
         except Unfit:
             raise
         except Exception as error:  # of the model, whose uncaptured call will raise it again, or out of memory
-            raise Unfit(_in_words(error)) from error
+            raise Unfit(in_words(error)) from error
         finally:
             with torch.no_grad():
                 for buffer, before in buffers:
@@ -334,15 +341,15 @@ class Recording:
                 grads, replay = recorder.record(functools.partial(_gradients, given, wanted, grad_outputs))
                 call.add_backward([i in chosen for i in range(len(outputs))], replay, grad_outputs, grads)
         except Exception as error:
-            raise Unfit(_in_words(error)) from error
+            raise Unfit(in_words(error)) from error
         self._call = call
 
     def _check(self, graphs, outputs: list[Any], wanted: list[Tensor]) -> None:
-        given = {_place(t) for t in (*self._inputs, *self.parameters)}
+        given = {place_of(t) for t in (*self._inputs, *self.parameters)}
         for out in outputs:
             if type(out) is not Tensor or out.device.type != graphs.kind:
                 raise Unfit("an output is no plain tensor on a GPU")
-            if _place(out) in given:
+            if place_of(out) in given:
                 raise Unfit("an output is an argument or a parameter itself")
         differentiable = [out for out in outputs if out.requires_grad]
         if len(differentiable) > _MOST_DIFFERENTIABLE:
@@ -375,5 +382,6 @@ def _gradients(outputs: list[Tensor], wanted: list[Tensor], grads: list[Tensor])
     return list(torch.autograd.grad(outputs, wanted, grads, allow_unused=True, retain_graph=True))
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
+    """Returns why an exception kept a call from being captured."""
     return f"it failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

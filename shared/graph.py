@@ -7,6 +7,7 @@ index in the list that the graph was built from; edge tensors (features, weights
 
 from __future__ import annotations
 
+import contextlib
 from typing import Optional, Union
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from . import _C
 from .adjacency import Compressed, arrays_of, check_reverses, compress, move, replace_self_loops, transpose, uncompress
+from .deferred_checks import building, deferred
 from .fingerprint import of_graph
 from .formats import CSC, CSC_ROWS, CSR, PLACES, POSITIONS, Formats, Keeper, facts, num_bytes, travelling
 from .graph_checks import (
@@ -112,10 +114,14 @@ class Graph(Keeper):
         cls, call, names, src, dst, num_src, num_dst, *, is_symmetric=None, validate=True, self_loops=False
     ) -> Graph:
         """Builds a graph from the ends of every edge. ``call`` and ``names`` (of src, dst) are for error messages."""
-        with normal_tensors():
+        with normal_tensors(), contextlib.nullcontext() if compiling() else building():
             src, dst = as_index(src), as_index(dst)
             num_src, num_dst = num_nodes_of(call, names, src, dst, num_src, num_dst)
             check_symmetric(call, is_symmetric, num_src, num_dst)
+            if (checks := None if compiling() else deferred()) is not None:
+                src = checks.ids(f"{call}: {names[0]}", src, "num_src", num_src)
+                dst = checks.ids(f"{call}: {names[1]}", dst, "num_dst", num_dst)
+                validate = False
             graph = None if compiling() else cls._of_few_edges(src, dst, num_src, num_dst, self_loops)
             if graph is not None:
                 if is_symmetric and validate:
@@ -141,10 +147,10 @@ class Graph(Keeper):
     def _of_few_edges(cls, src, dst, num_src: int, num_dst: int, self_loops: bool) -> Optional[Graph]:
         """:meth:`_from_ends` for a small graph of int32 or int64 ids, without the dispatch of ops.
 
-        Returns None if ``graph_of_few_edges`` (``core_cuda/graph/few_edges_cpu.h``) does not support the graph; an id
-        out of range is such a case, which the ops report.
+        Returns None if ``graph_of_few_edges`` (``core_cuda/graph/few_edges_cpu.h``) does not support the graph, and
+        where a captured step has to record ops. An id out of range is such a case, which the ops report.
         """
-        found = _C.graph_of_few_edges(src, dst, num_src, num_dst, self_loops)
+        found = None if deferred() is not None else _C.graph_of_few_edges(src, dst, num_src, num_dst, self_loops)
         if found is None:
             return None
         indptr, indices, edge_ids, kept, num_receiving, most = found

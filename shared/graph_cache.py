@@ -23,7 +23,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -173,6 +173,13 @@ class GraphCache:
         self._store(anchor, key, entry)
         return entry.graph
 
+    def forget(self, anchors: Iterable[Any]) -> None:
+        """Drops the graphs of ``anchors``."""
+        with self._locked():
+            for anchor in anchors:
+                if id(anchor) in self._anchors:
+                    self._forget(id(anchor))
+
     def info(self) -> CacheInfo:
         """See :func:`cache_info`."""
         with self._locked():
@@ -310,6 +317,11 @@ def held_graphs(tensors: list[Tensor]) -> list[Graph]:
     """Returns the cached graphs that hold the memory of one of ``tensors``, so that a caller can keep them alive."""
     places = {t.untyped_storage()._cdata for t in tensors}
     return [g for g in _cache.graphs() if any(t.untyped_storage()._cdata in places for t in tensors_of(g))]
+
+
+def forget_graphs(tensors: Iterable[Tensor]) -> None:
+    """Drops the cached graphs of ``tensors``, whose arrays have values in replays of a CUDA graph only."""
+    _cache.forget(tensors)
 
 
 def _same_contents(copies: Optional[tuple[Tensor, ...]], tensors) -> bool:

@@ -29,7 +29,9 @@ WATCHERS = [
     ("shared/map_order.py", f"pyg/test_pyg_map_order.py dgl/test_dgl_map_order.py core/test_map_order.py {_PLANS}"),
     ("shared/*cache*.py", f"{_CACHE} core/test_arguments.py core/test_graph_compile.py pyg/test_pyg_compile.py"),
     ("shared/formats.py", f"{_CACHE} core/test_formats.py core/test_graph.py"),
-    ("shared/capture*.py", "shared/test_capture*.py"),
+    ("shared/capture*.py", "shared/test_capture*.py pyg/test_pyg_batches.py"),
+    ("shared/deferred_checks.py", "shared/test_capture_step*.py"),
+    ("pyg_plugin/batches.py", "pyg/test_pyg_batches.py"),
     ("shared/choices.py", "shared/test_backends.py core/test_engines.py"),
     (
         "shared/backends.py",

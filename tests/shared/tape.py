@@ -82,11 +82,13 @@ class TapeGraphs:
 
     def record(self, function):
         tape, state = Tape(), torch.get_rng_state()
-        with tape:
-            result = function()
-        torch.set_rng_state(state)
-        with torch.no_grad():
-            tape.undo()
+        try:
+            with tape:
+                result = function()
+        finally:
+            torch.set_rng_state(state)
+            with torch.no_grad():
+                tape.undo()
         return result, tape.replay
 
 

@@ -385,8 +385,9 @@ def test_copies_are_not_captured():
         other = make(model)
         with torch.no_grad():
             other.linear.weight.zero_()
+        assert other.captured is None and repr(other) == repr(Layer())
         assert torch.equal(other(X, ENDS), eager(other, X, ENDS))
-        handle = edgeless.capture(other)
+        handle = edgeless.capture(other).captured
         handle.release()
         assert torch.equal(model(X, ENDS), expected)
 
@@ -418,9 +419,38 @@ def test_bad_arguments():
         edgeless.capture(model)
 
 
+def test_the_model_comes_back_with_its_report():
+    model = Layer()
+    assert edgeless.capture(model) is model and isinstance(model.captured, edgeless.Capture)
+    assert torch.equal(model(X, ENDS), eager(model, X, ENDS))
+    said = "0 captured, 0 replayed\n  1 not captured: a tensor is not on the current GPU"
+    assert model.captured.report() == repr(model.captured) == said
+    lines = repr(model).splitlines()
+    assert lines[:3] == ["Layer(", "  captured: 0 captured, 0 replayed", f"      {said.splitlines()[1].strip()}"]
+    assert lines[3:] == repr(Layer()).splitlines()[1:]
+    own = edgeless.capture(nn.Linear(2, 3))
+    assert repr(own).splitlines()[1] == "  in_features=2, out_features=3, bias=True"
+    own.captured.release()
+    assert own.captured.num_captured == 0 and "captured: 0" in repr(own)
+    assert edgeless.capture(own) is own  # again
+
+
+def test_a_report_outlives_the_captures():
+    model, handle = captured()
+    assert model.captured is handle
+    handle.release()
+    assert model.captured.report() == "0 captured, 1 replayed"
+    taken = Layer()
+    taken.captured = 3
+    with pytest.raises(ValueError, match="no attribute of its own called 'captured'"):
+        edgeless.capture(taken)
+    assert "forward" not in taken.__dict__
+
+
 def test_accelerate_captures():
     model = Layer()
     report = edgeless.accelerate(model, capture=True)
+    assert report.captured is model.captured
     assert report.captured.report() == "0 captured, 0 replayed" and "forward" in model.__dict__
     report.captured.release()
     assert edgeless.accelerate(model).captured is None

@@ -73,7 +73,7 @@ def test_training_is_bitwise_that_of_eager(name, options, make, autocast):
     train(copy.deepcopy(model), edge_index, 2, autocast)  # what a graph learns in its first uses
     twin = copy.deepcopy(model)
     expected = train(twin, edge_index, autocast=autocast)
-    handle = edgeless.capture(model)
+    handle = edgeless.capture(model).captured
     found = train(model, edge_index, autocast=autocast)
     assert handle.num_captured == 1 and handle.num_replays == 7, handle.report()
     assert_equal(found, expected)
@@ -85,7 +85,7 @@ def test_training_is_bitwise_that_of_eager(name, options, make, autocast):
 
 def test_other_calls_of_one_model():
     model, edges = layer_of("GATv2Conv", heads=2), [ends_of(), ends_of(seed=1)]
-    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1, most=12)
+    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1, most=12).captured
     x = features()
     for _ in range(4):
         for edge_index in edges:
@@ -101,7 +101,7 @@ def test_other_calls_of_one_model():
 
 def test_attention_weights_that_no_loss_uses():
     model, edge_index = layer_of("GATv2Conv", heads=2), ends_of()
-    twin, handle, results = copy.deepcopy(model), edgeless.capture(model, warmup=1), []
+    twin, handle, results = copy.deepcopy(model), edgeless.capture(model, warmup=1).captured, []
     for m in (twin, model):
         for used in range(4):
             m.zero_grad()
@@ -117,7 +117,7 @@ def test_attention_weights_that_no_loss_uses():
 
 def test_a_graph_that_was_written_to_is_another():
     model, edge_index = layer_of("GCNConv"), ends_of()
-    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1)
+    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1).captured
     for _ in range(3):
         model(features(), edge_index)
     assert handle.num_replays == 2, handle.report()
@@ -130,7 +130,7 @@ def test_a_graph_that_was_written_to_is_another():
 
 def test_a_model_that_changes_is_captured_anew():
     model, edge_index = layer_of("GATv2Conv"), ends_of()
-    handle, x = edgeless.capture(model, warmup=1), features()
+    handle, x = edgeless.capture(model, warmup=1).captured, features()
     changes = (
         lambda m: None,
         lambda m: setattr(m, "negative_slope", 0.5),
@@ -149,7 +149,7 @@ def test_a_model_that_changes_is_captured_anew():
 def test_a_cleared_cache_leaves_what_a_replay_reads():
     model, edge_index = layer_of("GATv2Conv"), ends_of()
     twin = copy.deepcopy(model)
-    handle = edgeless.capture(model, warmup=1)
+    handle = edgeless.capture(model, warmup=1).captured
     with torch.no_grad():
         for _ in range(3):
             expected = model(features(), edge_index)
@@ -165,7 +165,7 @@ def test_dropout_draws_anew_and_not_in_eval():
     edge_index, x = ends_of(), features()
     model = TwoLayers("GATv2Conv", dropout=0.5)
     model.first.dropout = 0.5
-    handle = edgeless.capture(model, warmup=1)
+    handle = edgeless.capture(model, warmup=1).captured
     outs = [model(x, edge_index).detach() for _ in range(4)]
     assert handle.num_replays == 3, handle.report()
     assert all(not torch.equal(a, b) for i, a in enumerate(outs) for b in outs[:i])
@@ -181,10 +181,10 @@ def test_dropout_draws_anew_and_not_in_eval():
 
 def test_a_model_that_waits_harms_no_other_capture():
     model, edge_index, x = layer_of("GATv2Conv", dropout=0.5), ends_of(), features()
-    handle, waits = edgeless.capture(model, warmup=1), Waits()
+    handle, waits = edgeless.capture(model, warmup=1).captured, Waits()
     for _ in range(3):
         model(x, edge_index)
-    failed = edgeless.capture(waits, warmup=1)
+    failed = edgeless.capture(waits, warmup=1).captured
     for _ in range(3):
         waits(x)
     assert "the model waits for the GPU" in failed.report()
@@ -197,7 +197,7 @@ def test_a_model_that_waits_harms_no_other_capture():
 
 def test_what_a_user_holds_does_not_change_and_gradients_accumulate():
     model, edge_index = layer_of("GATv2Conv", heads=2), ends_of()
-    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1)
+    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1).captured
     held = []
     for layer in (twin, model):
         layer.zero_grad()
@@ -216,7 +216,7 @@ def test_what_a_user_holds_does_not_change_and_gradients_accumulate():
 def test_retained_backward_passes(name, options):
     """The backward of attention may write over what the forward saved; that of a replay may come again."""
     model, edge_index = layer_of(name, **options), ends_of()
-    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1)
+    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1).captured
     train(model, edge_index, 3), train(twin, edge_index, 3)
     for layer in (model, twin):
         layer.zero_grad()
@@ -230,7 +230,7 @@ def test_retained_backward_passes(name, options):
 
 def test_two_forwards_before_a_backward():
     model, edge_index = layer_of("GATv2Conv"), ends_of()
-    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1)
+    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1).captured
     train(model, edge_index, 3), train(twin, edge_index, 3)
     results = []
     for layer in (model, twin):
@@ -276,7 +276,7 @@ def test_graphs_in_buffers():
             return self.conv(x, self.edge_index)
 
     model = Own().cuda()
-    handle = edgeless.capture(model, warmup=1)
+    handle = edgeless.capture(model, warmup=1).captured
     for _ in range(2):
         for step in range(3):
             x = features(step)
@@ -287,7 +287,7 @@ def test_graphs_in_buffers():
 
 def test_threads_and_streams_share_no_memory():
     model, edge_index, wrong = layer_of("GATv2Conv"), ends_of(), []
-    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1)
+    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1).captured
     given = [features(seed) for seed in range(16)]
     with torch.no_grad():
         expected = [twin(x, edge_index) for x in given]
@@ -319,7 +319,7 @@ class Own(torch.nn.Module):
 
 def test_graph_handles():
     graph, model = Graph.from_edge_index(ends_of(), 200, 200), Own()
-    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1)
+    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1).captured
     for step in range(4):
         assert torch.equal(*(m(graph, features(step)).detach() for m in (model, twin)))
     assert handle.num_replays == 3, handle.report()
@@ -331,7 +331,7 @@ def test_dgl_graphs():
     nn = importlib.import_module("edgeless.dgl.nn")
     own = dgl.graph(tuple(ends_of()), num_nodes=200)
     model = nn.GATv2Conv(16, 8, 2, allow_zero_in_degree=True).cuda()
-    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1)
+    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1).captured
     for step in range(6):
         assert torch.equal(model(own, features(step)), twin(own, features(step)))
     assert handle.num_replays >= 3, handle.report()
@@ -352,19 +352,19 @@ class Words(torch.nn.Module):
 
 def test_what_cannot_be_captured_runs_as_it_is():
     for model, why in ((Words(), "an output is no plain tensor on a GPU"), (Waits(), "the model waits for the GPU")):
-        handle, plain = edgeless.capture(model, warmup=1), type(model)()
+        handle, plain = edgeless.capture(model, warmup=1).captured, type(model)()
         for step in range(4):
             found, expected = model(features(step)), plain(features(step))
             assert torch.equal(*(out[0] if isinstance(out, tuple) else out for out in (found, expected)))
         assert why in handle.report() and handle.num_replays == 0
     model = layer_of("GCNConv")
-    handle = edgeless.capture(model, warmup=1)
+    handle = edgeless.capture(model, warmup=1).captured
     assert len(train(model, ends_of(), 4)) == 8 and handle.num_replays == 3  # the GPU is well
 
 
 def test_within_the_capture_of_a_user():
     model, edge_index, x = layer_of("GATv2Conv"), ends_of(), features()
-    handle = edgeless.capture(model, warmup=1)
+    handle = edgeless.capture(model, warmup=1).captured
     with torch.no_grad():
         expected = [model(x, edge_index) for _ in range(3)][-1]
         replays, graph = handle.num_replays, torch.cuda.CUDAGraph()
@@ -377,7 +377,7 @@ def test_within_the_capture_of_a_user():
 
 def test_sampled_graphs_are_given_up():
     model = layer_of("GATv2Conv")
-    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1)
+    twin, handle = copy.deepcopy(model), edgeless.capture(model, warmup=1).captured
     for step in range(40):
         edge_index = ends_of(seed=step)
         assert torch.equal(model(features(), edge_index), twin(features(), edge_index))

@@ -138,7 +138,7 @@ def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
     rows = handle.rows if typed else [graph.num_nodes]
     given = (_fused(compute) if side == "edgeless" else compute, [*features, *layer.parameters()], autocast, rows)
     if how == "captured":
-        return CapturedWork(*given, handle=edgeless.capture(layer))
+        return CapturedWork(*given, handle=edgeless.capture(layer).captured)
     return GraphedWork(*given) if how == "graphed" else Work(*given)
 
 
