@@ -19,10 +19,12 @@ from . import (
 )
 from .accelerate import accelerate
 from .adapter import FusedLayer
-from .backends import Explanation, NotFusedError, backend, explain
+from .backends import NotFusedError, backend, explain
 from .cache import cache_info, clear_cache, set_cache_limit
+from .calls import Report, report
 from .capture import Capture, capture
 from .engines import engine
+from .explanation import Explanation, ModelExplanation
 from .graph import Graph
 from .prefetch import prefetch
 from .typed_graph import TypedGraph
@@ -32,7 +34,9 @@ __all__ = [
     "Explanation",
     "FusedLayer",
     "Graph",
+    "ModelExplanation",
     "NotFusedError",
+    "Report",
     "TypedGraph",
     "accelerate",
     "backend",
@@ -47,6 +51,7 @@ __all__ = [
     "prefetch",
     "reference",
     "reordering",
+    "report",
     "set_cache_limit",
 ]
 
