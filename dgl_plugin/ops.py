@@ -27,6 +27,8 @@ from torch import Tensor
 
 from edgeless import Graph, functional
 from edgeless.backends import NotFusedError, current_backend, explain, kernel_refusal
+from edgeless.call_errors import add_call
+from edgeless.calls import REFERENCE, ran_fused, ran_stock
 from edgeless.distributed.graph import DistGraph
 from edgeless.graph_checks import FLOATS
 from edgeless.stand_in import stand_in
@@ -141,16 +143,25 @@ def edge_softmax(graph, logits, eids=ALL, norm_by="dst"):
 
 
 def _run(name: str, graph, *inputs):
-    choice = current_backend()
+    choice, function = current_backend(), globals()[name]
     if choice != "reference":
         plan = _plan(name, graph, *inputs)
         if not isinstance(plan, str):
+            ran_fused(function, function, (graph, *inputs))
             return plan()
         if choice == "fused" or isinstance(graph, DistGraph):
-            raise NotFusedError(str(explain(globals()[name], graph, *inputs)))
+            raise NotFusedError(str(explain(function, graph, *inputs)))
     elif isinstance(graph, DistGraph):
         raise NotFusedError(f"{name}: backend('reference') runs DGL's own function, which knows no DistGraph")
-    return getattr(stock_ops, name)(to_dgl(graph) if isinstance(graph, Graph) else graph, *inputs)
+    else:
+        plan = REFERENCE
+    ran_stock(function, function, (plan,))
+    try:
+        return getattr(stock_ops, name)(to_dgl(graph) if isinstance(graph, Graph) else graph, *inputs)
+    except Exception as error:
+        if plan != REFERENCE:
+            add_call(error, function, (graph, *inputs), (plan,))
+        raise
 
 
 def _plan(name: str, graph, *inputs) -> Plan:

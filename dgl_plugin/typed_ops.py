@@ -8,6 +8,7 @@ from torch import Tensor
 from edgeless import functional
 from edgeless.adapter import typed_rows_refusals
 from edgeless.backends import NotFusedError, current_backend, explain
+from edgeless.calls import REFERENCE, ran_fused, ran_stock
 from edgeless.graph_checks import INTEGERS
 
 from ._autocast import as_products_read
@@ -53,13 +54,13 @@ def gather_mm(a, b, *, idx_b):
 
 
 def _runs_fused(function, *inputs, **kwargs) -> bool:
-    choice = current_backend()
-    if choice == "reference":
-        return False
-    if not function._fusion_refusals(*inputs, **kwargs):
+    choice, refusals = current_backend(), [REFERENCE]
+    if choice != "reference" and not (refusals := function._fusion_refusals(*inputs, **kwargs)):
+        ran_fused(function, function, None)
         return True
     if choice == "fused":
         raise NotFusedError(str(explain(function, *inputs, **kwargs)))
+    ran_stock(function, function, refusals)
     return False
 
 

@@ -22,7 +22,8 @@ def main() -> None:
     with torch.no_grad(), edgeless.backend("fused"):  # raises, instead of falling back, if a call cannot be fused
         after = model(x, edge_index)
     print(f"largest difference from the model before: {(after - before).abs().max():.1e}")
-    print(edgeless.explain(model.convs[0], x, edge_index))
+    print(edgeless.explain(model, x, edge_index))  # what each layer's call runs
+    print(edgeless.report())  # what ran so far
 
 
 if __name__ == "__main__":

@@ -96,6 +96,9 @@ class FusedConv(Scriptable, FusedLayer):
 
     # Predicates ------------------------------------------------------------------------------------------------------
 
+    def _state_refusals(self) -> list[str]:
+        return self._module_refusals()
+
     def _refusals(self, x_src, x_dst, num_dst: Optional[int], edge_index, edge_attr, loops: bool) -> list[str]:
         """The unsupported reasons of a call that all layers have in common.
 

@@ -40,7 +40,10 @@ class EdgeList:
     def refusal(edge_index: Tensor, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
         """Why the kernels do not support this graph, or None. A graph that upstream rejects is unsupported too."""
         if edge_index.dtype not in _INDEX_DTYPES or edge_index.dim() != 2 or edge_index.size(0) != 2:
-            return "edge_index is not an int64 or int32 tensor of shape [2, E]"
+            is_transposed = edge_index.dim() == 2 and edge_index.size(1) == 2
+            return "edge_index is not an int64 or int32 tensor of shape [2, E]" + (
+                ", and edge_index.t() may be" if is_transposed and edge_index.dtype in _INDEX_DTYPES else ""
+            )
         if layer.flow != "source_to_target" and num_src != num_dst:
             return "flow 'target_to_source' is combined with different numbers of sources and destinations"
         return None

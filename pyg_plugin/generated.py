@@ -21,7 +21,11 @@ from torch_geometric.nn.conv import message_passing as stock
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import to_edge_index
 
-from edgeless.backends import Explanation, current_backend, transform_refusal
+from edgeless.adapter import named
+from edgeless.backends import current_backend, transform_refusal
+from edgeless.call_errors import add_call
+from edgeless.calls import REFERENCE, note_trace, ran_generated, ran_stock, recording
+from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
 from edgeless.programs import ProgramCache, Refused
 
@@ -42,15 +46,7 @@ PROGRAMS = ProgramCache()
 MOST_PROGRAMS = 32  # of one layer
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _NARROW = (torch.int32, torch.int64)
-
-
-class _Recording(threading.local):
-    """What the calls of a thread did, while somebody wants to know."""
-
-    calls: Optional[list[tuple[str, Optional[str]]]] = None
-
-
-_recording = _Recording()
+OFF = "EDGELESS_GENERATE is off"
 
 
 def generate_choice() -> str:
@@ -71,6 +67,9 @@ class GeneratedLayer(Scriptable):
 
     _runs_generated = True
 
+    def __repr__(self) -> str:
+        return named(self, super().__repr__())
+
     def propagate(self, edge_index, *args, **kwargs):
         """The stock method's result, without an edge tensor where a program can compute it."""
         return _run_step(self, "propagate", self._user_args, edge_index, args, kwargs)
@@ -82,20 +81,16 @@ class GeneratedLayer(Scriptable):
     def _explanation(self, inputs: tuple, kwargs: dict, plan: bool) -> Explanation:
         """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
         name = type(self).__name__
-        layer, devices = copy.deepcopy(self), []
-        before, _recording.calls = _recording.calls, []
-        try:
-            with torch.random.fork_rng(devices=devices):
-                layer(*inputs, **kwargs)
-            calls = _recording.calls
-        finally:
-            _recording.calls = before
-        reasons = [outcome for outcome, text in calls if text is None]
-        if not calls:
-            reasons = ["it does not propagate messages by itself"]
-        how = "; ".join(dict.fromkeys(outcome for outcome, text in calls if text is not None))
-        texts = "\n".join(dict.fromkeys(text for _, text in calls if text)) if plan else ""
-        return Explanation(name, not reasons, tuple(dict.fromkeys(reasons)), how=how, levels=texts)
+        layer = copy.deepcopy(self)
+        with torch.random.fork_rng(devices=[]), recording() as calls:
+            layer(*inputs, **kwargs)
+        told = [explanation for of, explanation in calls if isinstance(of, GeneratedLayer)]
+        reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
+        if not told:
+            reasons = {"it does not propagate messages by itself": None}
+        how = "; ".join(dict.fromkeys(found.how for found in told if found.fused))
+        texts = "\n".join(dict.fromkeys(found.levels for found in told if found.levels)) if plan else ""
+        return Explanation(name, not reasons, tuple(reasons), how=how, levels=texts)
 
     # PyG's ways of making and pickling layers -----------------------------------------------------------------------
 
@@ -228,17 +223,22 @@ def _scriptable(cls: type) -> type:
 def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
     method = stock_step(layer, step)
     if compiling():
+        note_trace(type(layer), False)
         return method(layer, edge_index, *args, **kwargs)
     try:
         result, program = _generated(layer, step, method, names, edge_index, args, kwargs)
-        outcome, text = program.how, program.text() if _recording.calls is not None else ""
     except Refused as error:
-        if _recording.calls is not None:
-            _recording.calls.append((str(error), None))
+        refused = str(error)
+    else:
+        ran_generated(layer, program.how, program.text)
+        return result
+    ran_stock(type(layer), layer, (refused,))
+    try:
         return method(layer, for_stock(edge_index), *args, **kwargs)
-    if _recording.calls is not None:
-        _recording.calls.append((outcome, text))
-    return result
+    except Exception as error:
+        if refused not in (REFERENCE, OFF):
+            add_call(error, layer, {"edge_index": edge_index, **kwargs}, (refused,))
+        raise
 
 
 def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tuple[Any, Any]:
@@ -323,9 +323,9 @@ def _too_small(edge_index: Tensor, num_edges: int) -> str:
 def _check_state(layer, step: str, choice: str) -> None:
     """Refuses a call because of the layer's state or torch's modes."""
     if choice == "off":
-        raise Refused("EDGELESS_GENERATE is off")
+        raise Refused(OFF)
     if current_backend() == "reference":
-        raise Refused('edgeless.backend("reference") is in force')
+        raise Refused(REFERENCE)
     if layer._explain:
         raise Refused("explain mode is on")
     if layer._decomposed_layers != 1:

@@ -19,11 +19,13 @@ from . import (
 )
 from .accelerate import accelerate
 from .adapter import FusedLayer
-from .backends import Explanation, NotFusedError, backend, explain
+from .backends import NotFusedError, backend, explain
 from .cache import cache_info, clear_cache, set_cache_limit
+from .calls import Report, report
 from .capture import Capture, capture
 from .capture_step import CapturedStep, capture_step
 from .engines import engine
+from .explanation import Explanation, ModelExplanation
 from .graph import Graph
 from .prefetch import prefetch
 from .typed_graph import TypedGraph
@@ -34,7 +36,9 @@ __all__ = [
     "Explanation",
     "FusedLayer",
     "Graph",
+    "ModelExplanation",
     "NotFusedError",
+    "Report",
     "TypedGraph",
     "accelerate",
     "backend",
@@ -50,6 +54,7 @@ __all__ = [
     "prefetch",
     "reference",
     "reordering",
+    "report",
     "set_cache_limit",
 ]
 

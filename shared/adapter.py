@@ -9,7 +9,10 @@ import torch
 from torch.nn.modules import module as _modules
 
 from .autocast import autocasts
-from .backends import Explanation, NotFusedError, current_backend, explain, kernel_refusal
+from .backends import NotFusedError, current_backend, explain, kernel_refusal
+from .call_errors import add_call
+from .calls import REFERENCE, note_trace, ran_fused, ran_stock
+from .explanation import Explanation
 from .graph_checks import PLAIN, STAND_INS, compiling
 
 
@@ -60,6 +63,8 @@ def typed_rows_refusals(
     """
     if type(x) not in PLAIN or x.layout is not torch.strided or not x.is_floating_point():
         return ["x is not a plain floating tensor"]
+    if reason := kernel_refusal(x.device, "typed_mm"):
+        return [reason]
     if x.dim() != 2 or x.size(1) != width:
         return [f"x has shape {list(x.shape)}, not [N, {width}]"]
     autocast = autocasts(x.device.type)
@@ -72,7 +77,14 @@ def typed_rows_refusals(
         return [f"the types have shape {list(types.shape)} on {types.device}, not [{x.size(0)}] on {x.device}"]
     if autocast and not rounded:
         return ["autocast is on"]
-    return [reason for reason in (kernel_refusal(x.device, "typed_mm"), inference_refusal(x)) if reason]
+    return [reason] if (reason := inference_refusal(x)) else []
+
+
+def named(layer: Any, text: str) -> str:
+    """The text of a layer in ``print(model)``, which says whether its class is one of edgeless or made by it."""
+    cls = type(layer)
+    ours = cls.__module__.startswith("edgeless.") or "_generated_from" in vars(cls)
+    return f"edgeless.{text}" if ours else text
 
 
 class FusedLayer:
@@ -100,6 +112,10 @@ class FusedLayer:
         """Returns why a call with these inputs cannot run on the kernels; empty when it can."""
         raise NotImplementedError
 
+    def _state_refusals(self) -> list[str]:
+        """Returns why no call can run on the kernels, whatever its inputs; ``edgeless.accelerate`` keeps the layer."""
+        return []
+
     def _fused_forward(self, *inputs: Any) -> Any:
         """Computes the upstream forward's result by ``edgeless.functional``."""
         raise NotImplementedError
@@ -112,6 +128,10 @@ class FusedLayer:
         """Replaces the upstream forward where the graph is one partition of a distributed graph."""
         raise NotFusedError(f"{explain(self, *inputs)} The stock layer knows no edgeless.distributed.DistGraph.")
 
+    def __repr__(self) -> str:
+        """The upstream text, after ``edgeless.`` for a class of edgeless."""
+        return named(self, super().__repr__())
+
     def _choose(self, *inputs: Any) -> Any:
         """Runs the fused or the upstream forward, as ``edgeless.backend`` says.
 
@@ -119,9 +139,28 @@ class FusedLayer:
             NotFusedError: under ``backend("fused")`` or on a partition, if the kernels do not cover this call.
         """
         choice = current_backend()
-        if choice != "reference":
-            if not (refusals := self._fusion_refusals(*inputs)):
+        if choice == "reference":
+            refusals = [REFERENCE]
+        elif not (refusals := self._fusion_refusals(*inputs)):
+            if compiling():
+                note_trace(type(self), True)
                 return self._fused_forward(*inputs)
-            if choice == "fused":
-                raise NotFusedError(str(Explanation(type(self).__name__, False, tuple(refusals))))
-        return self._stock_forward(*inputs)
+            ran_fused(type(self), self, inputs)
+            try:
+                return self._fused_forward(*inputs)
+            except RuntimeError as error:
+                if type(error) is RuntimeError:  # of torch, about widths or dtypes that do not fit
+                    add_call(error, self, inputs)
+                raise
+        elif choice == "fused":
+            raise NotFusedError(str(Explanation(type(self).__name__, False, tuple(refusals))))
+        if compiling():
+            note_trace(type(self), False)
+            return self._stock_forward(*inputs)
+        ran_stock(type(self), self, refusals)
+        try:
+            return self._stock_forward(*inputs)
+        except Exception as error:
+            if choice != "reference":
+                add_call(error, self, inputs, refusals)
+            raise

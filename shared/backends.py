@@ -8,20 +8,23 @@ says whether one call would run fused and, if not, why not. Layers read :func:`c
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Optional
 
 import torch
 from torch.autograd import forward_ad
 
 from . import _C  # also registers the ops
+from .calls import REFERENCE, NotFusedError, recording  # noqa: F401  the error belongs to backends
 from .choices import block
+from .explanation import Explanation, ModelExplanation, without_repeats
 from .gpus import gpu_refusal
 from .graph_checks import compiling, exporting_to_onnx
-from .plan import Step, table
+from .plan import Step
 from .plan_recording import record
 
 BACKENDS = ("auto", "fused", "reference")
@@ -36,10 +39,6 @@ class _Traced(threading.local):
 
 
 _choice, _traced = _C.Choice("edgeless.backend", BACKENDS), _Traced()
-
-
-class NotFusedError(RuntimeError):
-    """Raised under ``backend("fused")`` by a call that the kernels do not cover; :func:`explain` gives the message."""
 
 
 def current_backend() -> str:
@@ -77,80 +76,100 @@ def backend(name: str) -> Iterator[None]:
         _traced.name = before
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """The result of :func:`explain`. It is true in a boolean context when the call runs fused.
+def explain(layer, *inputs, plan: bool = False, **kwargs) -> Explanation | ModelExplanation:
+    """Says in words whether ``layer(*inputs, **kwargs)`` runs fused and, if not, why.
 
-    Attributes:
-        layer: the name of its class.
-        fused: whether nothing of it runs by the upstream code.
-        reasons: why it does not, in words.
-        plan: the ops of a layer that has kernels of its own.
-        how: for a layer whose messages are generated, "generated" or the op that they landed on.
-        levels: for such a layer, what is computed and how.
-    """
-
-    layer: str
-    fused: bool
-    reasons: tuple[str, ...]
-    plan: tuple[Step, ...] = ()
-    how: str = ""
-    levels: str = ""
-
-    def __bool__(self) -> bool:
-        return self.fused
-
-    def __str__(self) -> str:
-        if self.fused and self.how:
-            return f"{self.layer} runs fused, {self.how}." + (f"\n{self.levels}" if self.levels else "")
-        if self.fused:
-            said = f"{self.layer} runs fused."
-            return said if not self.plan else said + "\n" + table(self.plan)
-        return f"{self.layer} does not run fused, because {'; because '.join(self.reasons)}."
-
-
-def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Explanation:
-    """Says in words whether ``layer(*inputs, **kwargs)`` runs fused and, if not, why; nothing is computed.
-
-    The answer covers the forward and the gradients. Second derivatives of attention, minima, maxima and sums over
-    relations always run in PyTorch ops, with edge tensors.
+    Of a layer with kernels nothing is computed; of a model or a layer whose messages are generated, a copy runs once,
+    and its calls are not counted by :func:`edgeless.report`. The answer covers the forward and the gradients. Second
+    derivatives of attention, minima, maxima and sums over relations always run in PyTorch ops, with edge tensors.
 
     Args:
-        layer: a layer, of edgeless or not, or a function of ``edgeless.dgl.ops``.
+        layer: a layer, of edgeless or not, a function of ``edgeless.dgl.ops``, or a model, whose graph layers are
+            explained one by one.
         *inputs, **kwargs: the arguments of the call.
         plan: whether to list for each op its engine, kernel, tile, feature or head tiles, bytes and roofline time.
             This runs the call once, and its backward if a parameter or an input needs a gradient; no ``.grad`` changes.
+    Returns:
+        An explanation, true if everything runs fused, that prints as text and shows as a table in notebooks.
 
     Raises:
         TypeError: layer cannot be called, or not with these arguments.
+
+    Example:
+        >>> import torch, edgeless
+        >>> edgeless.explain(torch.nn.Linear(2, 2), torch.ones(1, 2))
+        Linear does not run fused, because Linear is not a layer of edgeless.
     """
     if not callable(layer):
         raise TypeError(f"explain: layer must be a torch.nn.Module or a function, got {type(layer).__name__}")
     name = getattr(layer, "__name__", type(layer).__name__)
     if not hasattr(layer, "_fusion_refusals") and not hasattr(layer, "_explanation"):
-        reason = f"{name} is not a layer of edgeless"
-        if isinstance(layer, torch.nn.Module) and any(hasattr(m, "_fusion_refusals") for m in layer.modules()):
-            reason += ", but holds some, which are to be explained one by one"
-        if (fused := LAYERS.get(type(layer))) is not None:
-            package = fused.__module__.rpartition(".")[0]
-            reason = f"it is the stock layer, which edgeless.accelerate(model) turns into {package}.{name}"
-            reason += " if EDGELESS_GENERATE allows it" if hasattr(fused, "_runs_generated") else ""
-        return Explanation(name, False, (reason,))
+        if isinstance(layer, torch.nn.Module) and not is_graph_layer(layer) and next(layers_of(layer), None):
+            _check_arguments(layer, name, inputs, kwargs)
+            return _explain_model(layer, inputs, kwargs, plan)
+        return Explanation(name, False, (_of_stock(layer, name),))
+    _check_arguments(layer, name, inputs, kwargs)
+    if hasattr(layer, "_explanation"):
+        return layer._explanation(inputs, kwargs, plan)
+    reasons = layer._fusion_refusals(*inputs, **kwargs)
+    if current_backend() == "reference":
+        reasons = [REFERENCE, *reasons]
+    steps: tuple[Step, ...] = ()
+    if plan and not reasons:
+        parameters = list(layer.parameters()) if isinstance(layer, torch.nn.Module) else []
+        with recording():  # counts nothing
+            steps = tuple(record(lambda: layer(*inputs, **kwargs), [*parameters, *inputs, *kwargs.values()]))
+    return Explanation(name, not reasons, tuple(reasons), steps)
+
+
+def _check_arguments(layer, name: str, inputs: tuple, kwargs: dict) -> None:
     called = layer.forward if isinstance(layer, torch.nn.Module) else layer
     try:
         inspect.signature(called).bind(*inputs, **kwargs)
     except TypeError as error:
         raise TypeError(f"explain: {name} cannot be called with these arguments: {error}") from None
-    if hasattr(layer, "_explanation"):
-        return layer._explanation(inputs, kwargs, plan)
-    reasons = layer._fusion_refusals(*inputs, **kwargs)
-    if current_backend() == "reference":
-        reasons = ['edgeless.backend("reference") is in force', *reasons]
-    steps: tuple[Step, ...] = ()
-    if plan and not reasons:
-        parameters = list(layer.parameters()) if isinstance(layer, torch.nn.Module) else []
-        steps = tuple(record(lambda: layer(*inputs, **kwargs), [*parameters, *inputs, *kwargs.values()]))
-    return Explanation(name, not reasons, tuple(reasons), steps)
+
+
+def _of_stock(layer, name: str) -> str:
+    """Why something that is not of edgeless does not run fused."""
+    if (fused := LAYERS.get(type(layer))) is None:
+        return f"{name} is not a layer of edgeless"
+    package = fused.__module__.rpartition(".")[0]
+    reason = f"it is the stock layer, which edgeless.accelerate(model) turns into {package}.{name}"
+    return reason + (" if EDGELESS_GENERATE allows it" if hasattr(fused, "_runs_generated") else "")
+
+
+def _explain_model(model: torch.nn.Module, inputs: tuple, kwargs: dict, plan: bool) -> ModelExplanation:
+    """Runs a copy of the model once and collects what its graph layers did."""
+    copied = copy.deepcopy(model)
+    names = {id(module): name for name, module in copied.named_modules()}
+    layers = dict(layers_of(copied))
+    gpus = {parameter.device.index for parameter in copied.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(gpus), recording(plan) as calls:
+        for module in layers.values():
+            if not is_ours(module) and not _joins(module):
+                found = Explanation(type(module).__name__, False, (_of_stock(module, type(module).__name__),))
+                module.register_forward_pre_hook(partial(_note, calls, found))
+        copied(*inputs, **kwargs)
+    told = without_repeats((names.get(id(layer), found.layer), found) for layer, found in calls)
+    called = {id(layer) for layer, _ in calls}
+    joined = {id(inner) for layer, _ in calls if isinstance(layer, torch.nn.Module) for inner in _joined_by(layer)}
+    idle = (name for name, module in layers.items() if id(module) not in called | joined and not _joins(module))
+    return ModelExplanation(type(model).__name__, told, tuple(idle))
+
+
+def _joined_by(layer: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The modules that a call of a layer takes the place of, be they inside of it or not."""
+    return getattr(layer, "_layers", layer).modules()
+
+
+def _joins(module: torch.nn.Module) -> bool:
+    """Whether a module is a layer that calls other layers and joins what they return."""
+    return hasattr(LAYERS.get(type(module), type(module)), "_joins_layers")
+
+
+def _note(calls: list, found: Explanation, module: torch.nn.Module, inputs: tuple) -> None:
+    calls.append((module, found))
 
 
 def _look_for_kernels(kind: str, op: str) -> Optional[str]:
@@ -196,8 +215,11 @@ def transform_refusal() -> Optional[str]:
 # Upstream layer class -> the class of edgeless that replaces it; framework -> the predicate of its graph layers.
 LAYERS: dict[type, type] = {}
 FAMILIES: dict[str, Callable[[torch.nn.Module], bool]] = {}
+
 # Framework -> the function from a layer's class to the class whose messages are generated, or None.
 GENERATORS: dict[str, Callable[[type], Optional[type]]] = {}
+# Framework -> the function that joins calls of fused layers.
+JOINS: dict[str, Callable[[torch.nn.Module], list[tuple[str, int]]]] = {}
 
 
 def register_layer(stock: type, fused: type) -> None:
@@ -219,6 +241,7 @@ def register_family(
     framework: str,
     is_layer: Callable[[torch.nn.Module], bool],
     generated: Optional[Callable[[type], Optional[type]]] = None,
+    join: Optional[Callable[[torch.nn.Module], list[tuple[str, int]]]] = None,
 ) -> None:
     """Lets ``edgeless.accelerate`` know the layers of a framework for which edgeless has no fused version.
 
@@ -227,7 +250,43 @@ def register_family(
         is_layer: whether a module is a layer of it.
         generated: the class that generates the messages of a layer of a class, or None where there is none. Without it
             such layers are reported only.
+        join: joins fused layers of a model that are called one by one, and returns the name and the number of layers of
+            each group.
     """
     FAMILIES[framework] = is_layer
     if generated is not None:
         GENERATORS[framework] = generated
+    if join is not None:
+        JOINS[framework] = join
+
+
+def is_ours(module: torch.nn.Module) -> bool:
+    """Whether a module is a layer of edgeless, which reports what its calls ran."""
+    return hasattr(module, "_fusion_refusals") or hasattr(module, "_explanation")
+
+
+def is_family(module: torch.nn.Module) -> bool:
+    """Whether a module is a layer of a framework that edgeless knows."""
+    return any(is_layer(module) for is_layer in FAMILIES.values())
+
+
+def is_graph_layer(module: torch.nn.Module) -> bool:
+    """Whether a module is a layer of edgeless, or one of a framework that passes messages or has a fused version."""
+    return is_ours(module) or type(module) in LAYERS or is_family(module)
+
+
+def layers_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The graph layers of a model and their names, without parts of a layer, such as its aggregation; layers that
+    another layer only joins, as HeteroConv does, are there.
+    """
+    inside = ""  # the name of the layer whose parts follow
+    for name, module in model.named_modules():
+        if inside and name.startswith(inside):
+            continue
+        if is_graph_layer(module):
+            yield name, module
+            inside = "" if _joins(module) else f"{name}." if name else "."
+            if inside == ".":
+                return
+        else:
+            inside = ""

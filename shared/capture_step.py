@@ -20,7 +20,6 @@ from .capture_optimizers import Prepared
 from .capture_recording import CudaGraphs
 from .capture_step_recording import Observation, StepRecording, observed
 from .capture_surroundings import Surroundings
-from .engines import tuner
 from .graph_cache import trusts_versions
 from .graph_checks import compiling
 
@@ -314,10 +313,9 @@ class CapturedStep:
         """Calls the function and notes what it does; it is fit to be recorded if it launched nothing new."""
         moving = [leaf for leaf, same in zip(leaves, seen.constant) if isinstance(leaf, Tensor) and not same]
         before = _extension.provided, max_degrees.arrived
-        with tuner.resting():  # a measurement would wait for the GPU
-            result, observation = observed(
-                self._graphs, self._recorder(), moving, seen.state.leaves, lambda: self._function(*args, **kwargs)
-            )
+        result, observation = observed(
+            self._graphs, self._recorder(), moving, seen.state.leaves, lambda: self._function(*args, **kwargs)
+        )
         seen.watched += 1
         try:
             seen.state.changes()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .backends import NotFusedError, current_backend, kernel_refusal
+from .calls import ran_stock
 from .distributed.graph import DistGraph, LocalGraph
 from .graph import Graph
 from .graph_checks import FLOATS, INTEGERS
@@ -115,4 +116,5 @@ def runs_reference(call: str, device: torch.device, op: str = "attention") -> bo
         return False
     if backend == "fused":
         raise NotFusedError(f"{call}: {refusal}")
+    ran_stock(f"edgeless.functional.{call}", call, [refusal])
     return True

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn.utils import stateless
 
 from .autocast import rounds_to
-from .backends import Explanation, NotFusedError, current_backend, transform_refusal
+from .backends import NotFusedError, current_backend, transform_refusal
+from .calls import REFERENCE, ran_stock
+from .explanation import Explanation
 from .functional_checks import expect_graph
 from .graph import Graph
 from .graph_checks import PLAIN, check_choice, compiling
@@ -82,6 +84,7 @@ def message_passing(
     except Refused as error:
         if current_backend() == "fused":
             raise NotFusedError(str(Explanation(call, False, (str(error),)))) from None
+        ran_stock(f"edgeless.functional.{call}", call, [str(error)])
         ends = graph.edge_index()
         sizes = Sizes(graph.num_src, graph.num_dst, graph.num_edges)
         return bound.run(sizes, ends, ends[0], ends[0], *tensors, *bound.tensors)[0]
@@ -100,7 +103,7 @@ def _checked(call: str, name: str, value: Rows, count: int) -> list[Tensor]:
 
 def _program(graph: Graph, bound: _Bound, rows: dict, tensors: list[Tensor]):
     if current_backend() == "reference":
-        raise Refused('edgeless.backend("reference") is in force')
+        raise Refused(REFERENCE)
     if compiling():
         raise Refused("torch.compile is tracing")
     if transform := transform_refusal():

@@ -52,7 +52,7 @@ class DGLLayer(FusedLayer):
             graph = relation_of(graph)
         return self._choose(graph, *inputs)
 
-    def _fusion_refusals(self, graph, feat, get_attention=False) -> list[str]:
+    def _state_refusals(self) -> list[str]:
         reasons = [
             f"{name} is not a plain {cls.__name__} of a number, or has hooks or another forward"
             for name, cls in self._taken_over
@@ -63,6 +63,10 @@ class DGLLayer(FusedLayer):
             for step in self._steps
             if getattr(type(self), step.__name__) is not step or step.__name__ in self.__dict__
         ]
+        return reasons
+
+    def _fusion_refusals(self, graph, feat, get_attention=False) -> list[str]:
+        reasons = self._state_refusals()
         relation = relation_of(graph)
         reason = relation.refusal or self._input_refusal(relation, feat)
         if reason is not None:

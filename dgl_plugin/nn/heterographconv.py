@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from edgeless.adapter import inference_refusal, is_plain
+from edgeless.adapter import inference_refusal, is_plain, named
 from edgeless.autocast import autocasts
 from edgeless.backends import current_backend, explain, kernel_refusal
 from edgeless.cache import graph_from_object
+from edgeless.calls import ran_fused
 from edgeless.graph_checks import compiling, opmath_dtype
 from edgeless.hetero_sum import FEW_RELATIONS, Target, join_edges, sum_of_layers
 from edgeless.projection import PLAIN
@@ -47,13 +48,19 @@ class HeteroGraphConv(stock_hetero.HeteroGraphConv):
     Otherwise every layer is called, and each call is fused or falls back on its own.
     """
 
+    _joins_layers = True
+
     def forward(self, g, inputs, mod_args=None, mod_kwargs=None):
         """The output of every node type that is the destination of a relation, as upstream."""
         if self._aggregate is not None and current_backend() != "reference" and not compiling():
             calls = self._calls(g, inputs, mod_args, mod_kwargs)
             if calls is not None and _is_one_sum(g, calls):
+                ran_fused(type(self), self, (g, inputs, mod_args, mod_kwargs))
                 return self._one_sum(g, calls)
         return super().forward(g, inputs, mod_args, mod_kwargs)
+
+    def __repr__(self) -> str:
+        return named(self, super().__repr__())
 
     def _fusion_refusals(self, g, inputs, mod_args=None, mod_kwargs=None) -> list[str]:
         """The unsupported reasons of the layers that are called."""

@@ -58,10 +58,14 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
     def _maps_first(self) -> bool:
         return self._aggre_type == "pool" or self._in_src_feats > self._out_feats
 
-    def _fusion_refusals(self, graph, feat, edge_weight=None):
-        reasons = super()._fusion_refusals(graph, feat)
+    def _state_refusals(self):
+        reasons = super()._state_refusals()
         if self._aggre_type == "lstm":
             reasons.append("aggregator_type is lstm, which is no sum, mean or maximum")
+        return reasons
+
+    def _fusion_refusals(self, graph, feat, edge_weight=None):
+        reasons = super()._fusion_refusals(graph, feat)
         if reasons:
             return reasons
         if self._aggre_type == "gcn" and isinstance(feat, tuple) and feat[0].size(1) != feat[1].size(1):

@@ -12,6 +12,7 @@ from edgeless.backends import register_family, register_layer
 from edgeless.stand_in import stand_in
 
 from ..generated import MessagePassing, class_to_swap, generated_class
+from ..joined import join
 from . import aggr
 from .aggr import MaxAggregation, MinAggregation
 from .agnn_conv import AGNNConv
@@ -88,5 +89,5 @@ for _name in _GENERATED:
         register_layer(_stock, globals()[_name])
         __all__.append(_name)
 register_layer(_StockMessagePassing, MessagePassing)
-register_family("torch_geometric", lambda module: isinstance(module, _StockMessagePassing), class_to_swap)
+register_family("torch_geometric", lambda module: isinstance(module, _StockMessagePassing), class_to_swap, join)
 stand_in(__name__, "torch_geometric.nn")

@@ -36,6 +36,8 @@ __all__ = ["MaxAggregation", "MinAggregation"]
 class _Extremum(Scriptable, FusedLayer):
     """Base of both layers, which define ``stock`` and ``reduction``."""
 
+    _called_with_index = True  # by layers of PyG
+
     def forward(self, x, index=None, ptr=None, dim_size=None, dim=-2):
         """The extremum of every group, 0 for an empty one.
 

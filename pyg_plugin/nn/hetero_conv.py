@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import hetero_conv
 
-from edgeless.adapter import is_plain
+from edgeless.adapter import is_plain, named
 from edgeless.autocast import autocasts
 from edgeless.backends import current_backend, explain, kernel_refusal
+from edgeless.calls import ran_fused
 from edgeless.graph_checks import compiling
 from edgeless.hetero_sum import FEW_RELATIONS, Target, sum_of_layers
 
@@ -35,6 +36,7 @@ class HeteroConv(hetero_conv.HeteroConv):
     """
 
     stock: ClassVar[type] = hetero_conv.HeteroConv
+    _joins_layers = True
 
     def forward(self, *args_dict, **kwargs_dict):
         """The output of every node type that is the destination of a relation, as upstream."""
@@ -43,8 +45,12 @@ class HeteroConv(hetero_conv.HeteroConv):
         if sums and current_backend() != "reference":
             calls = self._calls(args_dict, kwargs_dict)
             if self._is_one_sum(calls, args_dict[0]):
+                ran_fused(type(self), self, args_dict)
                 return self._one_sum({key: args[1] for key, (args, _) in calls.items()}, args_dict[0])
         return super().forward(*args_dict, **kwargs_dict)
+
+    def __repr__(self) -> str:
+        return named(self, super().__repr__())
 
     def _fusion_refusals(self, *args_dict, **kwargs_dict) -> list[str]:
         """The unsupported reasons of the layers that are called."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 from torch_geometric.nn.dense import linear
 
 from edgeless.adapter import FusedLayer, inference_refusal, is_plain, typed_rows_refusals
@@ -39,6 +40,13 @@ class HeteroLinear(Scriptable, FusedLayer, linear.HeteroLinear):
         refusals = typed_rows_refusals(x, type_vec, self.in_channels, self.weight, follows_autocast=True)
         return refusals or tracing_refusals()
 
+    def _stock_forward(self, x, type_vec):
+        # The stock layer reads and writes beyond the ends of its tensors for types of another number.
+        both = isinstance(x, Tensor) and isinstance(type_vec, Tensor)
+        if both and type_vec.shape != x.shape[:1] and not hasattr(self, "_hook"):
+            raise ValueError(f"type_vec must have shape [N] = {list(x.shape[:1])}, got {list(type_vec.shape)}")
+        return super()._stock_forward(x, type_vec)
+
     def _fused_forward(self, x, type_vec):
         device = x.device.type
         if (rounded := rounds_to(device)) is None:
@@ -69,7 +77,7 @@ class HeteroDictLinear(Scriptable, FusedLayer, linear.HeteroDictLinear):
             return [f"x_dict is a {type(x_dict).__name__}"]
         for key, lin in self.lins.items():
             x = x_dict.get(key)
-            if x is not None and (not is_plain_float(x) or x.dim() != 2 or not is_plain(lin, LINEAR)):
+            if key in x_dict and (not is_plain_float(x) or x.dim() != 2 or not is_plain(lin, LINEAR)):
                 return [f"of {key!r} the features are no plain floating tensor [N, F], or the map is no plain one"]
             if x is not None and (reason := inference_refusal(x)):
                 return [reason]

@@ -78,7 +78,8 @@ class _Relational:
                 return reason
         root = self.root
         if x_l.size(1) != self.in_channels_l or (root is not None and x_r.size(1) != root.size(0)):
-            return f"the features have {x_l.size(1)} and {x_r.size(1)} numbers"
+            takes = (self.in_channels_l, x_r.size(1) if root is None else root.size(0))
+            return f"the features have {x_l.size(1)} and {x_r.size(1)} numbers, and the layer takes {takes}"
         dtypes = {x_l.dtype, x_r.dtype, weight.dtype}
         if autocasts(weight.device.type):
             return f"autocast is on and there are the dtypes {dtypes}" if torch.float64 in dtypes else None

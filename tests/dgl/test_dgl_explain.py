@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dgl
+import dgl.nn as stock
 import pytest
 import torch
 from dgl_cases import IN, LAYERS, assert_close, features, graph_named, hetero, layer_pair, run
 from torch import nn
 
 import edgeless
+import edgeless.dgl.nn as fused
+from edgeless.dgl import ops
 
 EVERY_LAYER = pytest.mark.parametrize("layer", LAYERS)
 
@@ -77,7 +80,7 @@ def test_a_slope_that_is_no_number_meets_the_stock_layers_own_error(layer, value
         theirs(graph, features(graph))
     with pytest.raises(TypeError) as error:
         ours(graph, features(graph))
-    assert str(error.value) == str(want.value)
+    assert str(error.value).startswith(f"{want.value}\nedgeless: ")
     assert "leaky_relu is not a plain LeakyReLU of a number" in str(edgeless.explain(ours, graph, features(graph)))
 
 
@@ -164,4 +167,46 @@ def test_wrong_number_of_features_meets_the_same_error(layer):
         with pytest.raises(RuntimeError) as error:
             module(graph, torch.randn(40, IN + 1))
         messages.append(str(error.value))
-    assert messages[0] == messages[1]
+    assert messages[1].startswith(f"{messages[0]}\nedgeless: The call was edgeless.{layer}(")
+
+
+def test_a_report_counts_layers_and_functions():
+    graph = graph_named("random")
+    x = features(graph)
+    edgeless.report(reset=True)
+    layer = fused.SAGEConv(IN, 4, "lstm")
+    layer(graph, x)
+    fused.GATConv(IN, 4, 1, allow_zero_in_degree=True)(graph, x)
+    ops.copy_u_sum(graph, x)
+    ops.edge_softmax(graph, torch.randn(graph.num_edges(), 1))
+    found = edgeless.report(reset=True).layers
+    assert found["edgeless.dgl.nn.GATConv"].fused == 1
+    assert found["edgeless.dgl.nn.SAGEConv"].stock == {"aggregator_type is lstm, which is no sum, mean or maximum": 1}
+    assert found["edgeless.dgl.ops.copy_u_sum"].fused == 1
+    assert list(found["edgeless.dgl.ops.edge_softmax"].stock) == [
+        "logits is torch.float32 on the CPU, for which DGL's own kernel is made"
+    ]
+
+
+def test_explain_a_model():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = fused.SAGEConv(IN, 4, "mean"), fused.SAGEConv(4, 4, "lstm")
+
+        def forward(self, graph, x):
+            return self.b(graph, self.a(graph, x).relu())
+
+    graph = graph_named("random")
+    found = edgeless.explain(Net(), graph, features(graph), plan=True)
+    assert [(name, said.fused) for name, said in found.calls] == [("a", True), ("b", False)]
+    assert found.calls[0][1].plan and "aggregator_type is lstm" in str(found)
+
+
+def test_a_layer_that_could_never_run_fused_is_kept():
+    model = torch.nn.ModuleList([stock.SAGEConv(IN, 4, "lstm"), stock.SAGEConv(IN, 4, "mean")])
+    report = edgeless.accelerate(model)
+    assert [name for name, _, _ in report.swapped] == ["1"] and type(model[0]) is stock.SAGEConv
+    assert report.kept[0][2] == (
+        "no call of it would run fused, because aggregator_type is lstm, which is no sum, mean or maximum"
+    )

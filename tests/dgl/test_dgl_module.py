@@ -76,7 +76,7 @@ def test_seeded_initialisation_and_repr_are_the_stock_layers(layer, in_feats, op
     states = [m.state_dict() for m in modules]
     assert list(states[0]) == list(states[1])
     assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
-    assert repr(modules[0]) == repr(modules[1])
+    assert f"edgeless.{modules[0]}" == repr(modules[1])
     if hasattr(modules[0], "reset_parameters"):
         for m in modules:
             torch.manual_seed(9)

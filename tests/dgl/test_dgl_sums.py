@@ -493,7 +493,7 @@ def test_is_the_stock_layer(kind):
         torch.manual_seed(4)
         modules.append(cls(*args, **options))
     states = [m.state_dict() for m in modules]
-    assert list(states[0]) == list(states[1]) and repr(modules[0]) == repr(modules[1])
+    assert list(states[0]) == list(states[1]) and f"edgeless.{modules[0]}" == repr(modules[1])
     assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
     assert str(modules[0].load_state_dict(modules[1].state_dict())) == "<All keys matched successfully>"
 
