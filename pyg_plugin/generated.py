@@ -269,12 +269,18 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         raise Refused("the tensors are on several devices")
     if min(call.counts) < 1:
         raise Refused("there are no nodes")
+    if isinstance(given, EdgeIndex):
+        kind, ends = kind_of(given), (call.counts[1 - call.receiving], call.counts[call.receiving])
+        if (reason := kind.refusal(given, *ends, layer, False)) is not None:
+            raise Refused(reason)
     if torch.is_grad_enabled() and any(t.is_inference() for t in call.tensors):
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
     key = call.key()
     if key not in PROGRAMS:
         _check_settled(layer)
     program = PROGRAMS.get(key, call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form)
+    if num_edges < program.least_edges:
+        raise Refused("a norm over one edge is an error of the layer's")
     if program.landing is None and choice in ("land", "auto"):
         _check_worth(program, choice, num_edges)
     try:
