@@ -137,17 +137,21 @@ class Program:
         self.forward = Interpreter(self.plan, self.receiving)
         self.backward = Interpreter(self.backward_plan, self.receiving) if self.backward_plan else None
 
+    def ready(self, graph: Graph) -> bool:
+        """Whether compiled code or generated kernels can run all walks; code that is missing begins to be compiled."""
+        if graph.device.type == "cuda":
+            runs = [run for run in (self.forward, self.backward) if run is not None]
+            return all(run.all_on_cuda(graph.device) for run in runs)
+        plans = [plan for plan in (self.plan, self.backward_plan) if plan is not None]
+        walks = [walk for plan in plans for walk in plan.walks()]
+        ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in walks]  # all begin side by side
+        return all(ready)
+
     def may_run_compiled(self, graph: Graph) -> bool:
         """Whether walks may run as compiled code where they have it: of a program with gradients of extrema all or
         none, since its backward finds equal messages by computing them again, which must round as its forward did.
         """
-        if not self.divides_extrema:
-            return True
-        if graph.device.type == "cuda":
-            return self.forward.all_on_cuda(graph.device) and self.backward.all_on_cuda(graph.device)
-        walks = [*self.plan.walks(), *self.backward_plan.walks()]
-        ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in walks]
-        return all(ready)
+        return not self.divides_extrema or self.ready(graph)
 
     def modules(self) -> list[Ops]:
         """The graphs of the forward and of the backward."""
