@@ -24,11 +24,14 @@ from torch_geometric.utils import to_edge_index
 from edgeless.adapter import named
 from edgeless.backends import current_backend, transform_refusal
 from edgeless.call_errors import add_call
-from edgeless.calls import REFERENCE, note_trace, ran_generated, ran_stock, recording
+from edgeless.calls import REFERENCE, is_recorded, note_trace, ran_generated, ran_stock, recording
 from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
 from edgeless.programs import ProgramCache, Refused
+from edgeless.programs.compiled import compile_mode
+from edgeless.programs.compiled import compiling as compiling_walks
 
+from . import worth
 from .conv import _HOOKS, Scriptable, sizes_of
 from .convert import SPARSE, for_stock, kind_of
 from .messages import Call
@@ -39,9 +42,6 @@ _ORIGINAL = {
     for step in ("propagate", "edge_updater")
 }
 CHOICES = ("auto", "off", "land", "on")
-# On the CPU a program that lands on an op is not slower than PyG's ops from the first number of edges on, and any other
-# from the second number of numbers by edge on, its widest value's. Below, PyG's tensors stay in the caches.
-LEAST_EDGES, LEAST_NUMBERS = 30_000, 1 << 25
 PROGRAMS = ProgramCache()
 MOST_PROGRAMS = 32  # of one layer
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -50,13 +50,13 @@ OFF = "EDGELESS_GENERATE is off"
 
 
 def generate_choice() -> str:
-    """The value of ``EDGELESS_GENERATE``: ``"off"``, the default: no programs; ``"land"``: only those that existing ops
-    compute; ``"on"``: all; ``"auto"``: all where they should not be slower than PyG's ops.
+    """The value of ``EDGELESS_GENERATE``: ``"auto"``, the default: programs where they should not be slower than PyG's
+    ops; ``"off"``: none; ``"land"``: only those that existing ops compute; ``"on"``: all.
 
     Raises:
         ValueError: it has another value.
     """
-    choice = os.environ.get("EDGELESS_GENERATE", "") or "off"
+    choice = os.environ.get("EDGELESS_GENERATE", "") or "auto"
     if choice not in CHOICES:
         raise ValueError(f"EDGELESS_GENERATE must be one of {', '.join(CHOICES)}, got {choice!r}")
     return choice
@@ -82,7 +82,8 @@ class GeneratedLayer(Scriptable):
         """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
         name = type(self).__name__
         layer = copy.deepcopy(self)
-        with torch.random.fork_rng(devices=[]), recording() as calls:
+        mode = "now" if generate_choice() == "auto" and compile_mode() != "off" else compile_mode()
+        with torch.random.fork_rng(devices=[]), compiling_walks(mode), recording() as calls:
             layer(*inputs, **kwargs)
         told = [explanation for of, explanation in calls if isinstance(of, GeneratedLayer)]
         reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
@@ -243,6 +244,8 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
 
 def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tuple[Any, Any]:
     choice = generate_choice()
+    if choice == "auto" and isinstance(edge_index, Tensor) and edge_index.layout is torch.strided:
+        worth.refuse_small(edge_index.size(-1), kwargs, edge_index.device)
     _check_state(layer, step, choice)
     if args:
         if len(args) != 1 or method is not _ORIGINAL[step]:
@@ -256,8 +259,8 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
     if step == "edge_updater":
         size = counts
     num_edges = edge_index.size(1)
-    if choice == "auto" and (num_edges < LEAST_EDGES or not edge_index.is_cpu):
-        raise Refused(_too_small(edge_index, num_edges))
+    if choice == "auto":
+        worth.refuse_small(num_edges, kwargs, edge_index.device)
     if num_edges < 1:
         raise Refused("there are no edges")
     if not isinstance(size, (tuple, list, type(None))) or any(
@@ -269,39 +272,33 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         raise Refused("the tensors are on several devices")
     if min(call.counts) < 1:
         raise Refused("there are no nodes")
+    if isinstance(given, EdgeIndex):
+        kind, ends = kind_of(given), (call.counts[1 - call.receiving], call.counts[call.receiving])
+        if (reason := kind.refusal(given, *ends, layer, False)) is not None:
+            raise Refused(reason)
     if torch.is_grad_enabled() and any(t.is_inference() for t in call.tensors):
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
     key = call.key()
     if key not in PROGRAMS:
+        if choice == "auto" and not is_recorded():  # what later calls will do is explained
+            worth.refuse_early(layer, num_edges, kwargs, call.device)
         _check_settled(layer)
     program = PROGRAMS.get(key, call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form)
-    if program.landing is None and choice in ("land", "auto"):
-        _check_worth(program, choice, num_edges)
+    if num_edges < program.least_edges:
+        raise Refused("a norm over one edge is an error of the layer's")
+    if program.landing is None and choice == "land":
+        raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
     try:
         graph = kind_of(given).graph(
             given, call.counts[1 - call.receiving], call.counts[call.receiving], layer.flow, False
         )
     except (IndexError, ValueError, TypeError) as error:
         raise Refused(f"the graph is refused: {error}") from error
+    if choice == "auto":
+        worth.refuse_slow(program, graph)
     if program.needs_last and not _last_have_edges(graph):
         raise Refused("the number of nodes is computed from edge_index, whose last node has no edge")
     return _results(call, program, program(graph, call.tensors)), program
-
-
-def _check_worth(program, choice: str, num_edges: int) -> None:
-    """Refuses a program that lands on no op where it could be slower than PyG's ops."""
-    if choice == "land":
-        raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
-    if num_edges * program.width < LEAST_NUMBERS:
-        raise Refused(
-            f"{num_edges} edges with {program.width} numbers each are fewer than the {LEAST_NUMBERS} numbers from "
-            "which a program is faster (EDGELESS_GENERATE=on runs it all the same)"
-        )
-    if program.divides_extrema:
-        raise Refused(
-            "the gradient of a minimum or maximum of messages is not faster yet "
-            "(EDGELESS_GENERATE=on runs it all the same)"
-        )
 
 
 def _check_settled(layer) -> None:
@@ -309,15 +306,6 @@ def _check_settled(layer) -> None:
     _made[layer] = _made.get(layer, 0) + 1
     if _made[layer] > MOST_PROGRAMS:
         raise Refused(f"{MOST_PROGRAMS} programs were made for this layer, whose state or arguments do not settle")
-
-
-def _too_small(edge_index: Tensor, num_edges: int) -> str:
-    if not edge_index.is_cpu:
-        return "on this device programs are not faster yet (EDGELESS_GENERATE=on runs them all the same)"
-    return (
-        f"{num_edges} edges are fewer than the {LEAST_EDGES} from which a program is faster "
-        "(EDGELESS_GENERATE=on runs it all the same)"
-    )
 
 
 def _check_state(layer, step: str, choice: str) -> None:

@@ -133,6 +133,11 @@ def recording(plans: bool = False):
         _mine.recorded, _mine.plans = before
 
 
+def is_recorded() -> bool:
+    """Whether this thread's calls are recorded by :func:`recording`."""
+    return _mine.recorded is not None
+
+
 def name_of(key: Any) -> str:
     """The name under which a user imports a layer or function, which may be given as a name."""
     if isinstance(key, str):

@@ -136,7 +136,10 @@ def _program(graph: Graph, bound: _Bound, rows: dict, tensors: list[Tensor]):
             *given,
         ]
 
-    return PROGRAMS.get(key, bound.run, arguments, one_set, 1, wanted)
+    program = PROGRAMS.get(key, bound.run, arguments, one_set, 1, wanted)
+    if graph.num_edges < program.least_edges:
+        raise Refused("a norm over one edge is an error of the message's")
+    return program
 
 
 class _Place:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Optional
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from . import ops
+from .recording import Ops
 from .rules import Inference, argument, from_front, is_tensor, name_of, rule, shape_of, space_of, value_of
 from .spaces import EDGE, Argument, Space
 
@@ -134,6 +135,8 @@ def _scattered(infer: Inference, node: Node, base: Node, dim: int, index: Node, 
             return into.plain()
         infer.refuse(node, "rows are reduced by indices that were computed for each edge")
     if EDGE in (rows.kind, into.kind):
+        if not by.rows and dim != into.dim and rows.plain() == into.plain():
+            return into.plain()
         infer.refuse(node, "rows of edges are scattered")
     return infer.whole(node)
 
@@ -181,7 +184,7 @@ def _index_put(infer: Inference, node: Node):
     return infer.whole(node)
 
 
-def normalise(module: GraphModule, arguments: list[Argument]) -> None:
+def normalise(module: Ops, arguments: list[Argument]) -> None:
     """Replaces the index ops of an annotated graph that go between nodes and edges by the generator's own.
 
     The first two placeholders are ``ends`` and ``ids``.
@@ -201,7 +204,6 @@ def normalise(module: GraphModule, arguments: list[Argument]) -> None:
                 new = _fold(graph, node, ends, ids)
         node.replace_all_uses_with(new)
     graph.eliminate_dead_code()
-    module.recompile()
 
 
 def _fold(graph, node: Node, ends: Node, ids: Node) -> Node:

@@ -14,11 +14,12 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from ..graph import Graph
 from . import ops
 from .blocks import call_whole
+from .recording import Ops
 from .rules import name_of, shape_of, space_of, value_of
 from .spaces import EDGE, Sizes
 
@@ -65,7 +66,7 @@ class Landing:
         name: the ops that it uses, in words.
     """
 
-    def __init__(self, module: GraphModule, outputs: Sequence[Node], sizes: Sizes, receiving: int):
+    def __init__(self, module: Ops, outputs: Sequence[Node], sizes: Sizes, receiving: int):
         self.module, self.outputs, self.sizes, self.receiving = module, list(outputs), sizes, receiving
         self.folds: dict[Node, Callable] = {}
         self.used: list[str] = []
@@ -208,9 +209,9 @@ class Landing:
             elif term.other is not None:
                 out = _functional().spmm(graph, run(term.other), None if weight is None else weight.squeeze(-1))
             elif weight is not None:
-                index = graph.edge_index()[1]
                 weight = weight.expand(graph.num_edges, *weight.shape[1:])
-                out = weight.new_zeros(graph.num_dst, *weight.shape[1:]).index_add(0, index, weight)
+                flat = weight.reshape(graph.num_edges, -1)
+                out = _functional().spmm(_edges_to_rows(graph), flat).view(graph.num_dst, *weight.shape[1:])
             else:
                 out = graph.in_degrees().to(dtype).view(-1, *[1] * (dims - 1))
             for node in term.own:
@@ -338,6 +339,18 @@ class Landing:
 
 
 _OWN = (ops.gather_rows, ops.fold, ops.extremum, ops.share, ops.dropout_scale)
+
+
+def _edges_to_rows(graph: Graph) -> Graph:
+    """The graph that leads from each edge to its destination, by which rows of edges are summed in a fixed order. Kept
+    with the graph.
+    """
+
+    def build(_):
+        ids = torch.arange(graph.num_edges, device=graph.device)
+        return Graph.from_edge_index(torch.stack((ids, graph.edge_index()[1])), graph.num_edges, graph.num_dst)
+
+    return graph.format("edges to rows", build)
 
 
 def _functional():

@@ -10,7 +10,6 @@ import threading
 
 import torch
 from torch import Tensor
-from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -52,13 +51,14 @@ class Modes(TorchFunctionMode):
     Attributes:
         draws: how many dropouts were met.
         largest: whether the largest id of an end was taken to be the last node's.
+        least_edges: below this number of edges the function raises an error, as a norm over one edge does.
         reason: the clause of a refusal that was raised within, since the function may catch exceptions.
     """
 
     def __init__(self, ends: Tensor, ids: Tensor, seed: Tensor, sizes, tracing: bool):
         super().__init__()
         self.ends, self.ids, self.seed, self.sizes, self.tracing = ends, ids, seed, sizes, tracing
-        self.draws, self.largest, self.rows, self.reason = 0, False, [], None
+        self.draws, self.largest, self.least_edges, self.rows, self.reason = 0, False, 1, [], None
         self.line = None
 
     def refuse(self, clause: str):
@@ -70,8 +70,6 @@ class Modes(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.tracing:
             self.line = user_line(sys._getframe(1)) or self.line
-            if self.line:
-                fx_traceback.set_stack_trace([self.line])
             if func == torch.Tensor.requires_grad.__get__ and _warns_only(sys._getframe(1)):
                 return False
             if func in _REFUSED:
@@ -79,7 +77,10 @@ class Modes(TorchFunctionMode):
         if func in _DROPOUTS:
             return self._dropout(dict(zip(_DROPOUTS[func], args)) | kwargs)
         if func is torch.nn.functional.batch_norm:
-            return _batch_norm(**(_NORM_DEFAULTS | dict(zip(_NORM, args)) | kwargs))
+            given = _NORM_DEFAULTS | dict(zip(_NORM, args)) | kwargs
+            if given["training"] and given["input"].size(0) == self.sizes.edges:
+                self.least_edges = 2
+            return _batch_norm(**given)
         if func in _MAXIMA and len(args) == 1 and not kwargs:
             for row, end in self.rows:
                 if args[0] is row:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Optional, Union
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from . import ops
+from .recording import Ops
 from .rules import from_front, is_pointwise, name_of, shape_of, space_of
 from .spaces import EDGE, Sizes
 
@@ -74,20 +75,20 @@ class Linear:
     width: int
 
 
-def rewrite(module: GraphModule, sizes: Sizes) -> tuple[GraphModule, list[str]]:
+def rewrite(module: Ops, sizes: Sizes) -> tuple[Ops, list[str]]:
     """Returns the rewritten graph, without shapes and spaces, and what was done in words."""
     return _Rewriter(module, sizes).run()
 
 
 class _Rewriter:
-    def __init__(self, module: GraphModule, sizes: Sizes):
+    def __init__(self, module: Ops, sizes: Sizes):
         self.module, self.sizes, self.graph = module, sizes, Graph()
         self.made: dict[Node, Node] = {}  # old node -> new node
         self.forms: dict[Node, object] = {}  # old node -> what is known of its value
         self.gathers: dict[tuple, Node] = {}
         self.notes: list[str] = []
 
-    def run(self) -> tuple[GraphModule, list[str]]:
+    def run(self) -> tuple[Ops, list[str]]:
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
                 self.made[node] = self.graph.placeholder(node.target)
@@ -99,9 +100,8 @@ class _Rewriter:
                 self.graph.output(tuple(self.new(n) for n in node.args[0]))
             else:
                 self.visit(node)
-        module = GraphModule(self.module, self.graph)
+        module = Ops(self.graph, self.module)
         module.graph.eliminate_dead_code()
-        module.recompile()
         return module, list(dict.fromkeys(self.notes))
 
     # Building -------------------------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from ..dropout import seed_tensor
 from ..graph import Graph
 from . import index_rules, ops, view_rules  # noqa: F401  registers rules
 from .blocks import Interpreter, call_whole
 from .passes import rewrite
+from .recording import Ops
 from .rules import Inference, space_of, value_of
 from .schedule import Schedule, is_fold, is_total, operands, schedule, steps_text, values_text
 from .spaces import EDGE, Argument, Refused, Sizes
@@ -37,7 +38,7 @@ class Program:
         Refused: the function cannot run without an edge tensor, or not surely right.
 
     Attributes:
-        draws, needs_last, written: as in :class:`edgeless.programs.tracing.Traced`.
+        draws, needs_last, least_edges, written: as in :class:`edgeless.programs.tracing.Traced`.
         notes: what the passes did, in words.
         form: what the caller keeps with the program.
         landing: the existing op that computes it, or None.
@@ -52,12 +53,8 @@ class Program:
         # A program lives longer than the call that it was traced for, whose tensors it must not keep.
         arguments = [argument.described() for argument in arguments]
         traced = trace_function(function, arguments, one_set)
-        self.sizes, self.written, self.draws, self.needs_last = (
-            traced.sizes,
-            traced.written,
-            traced.draws,
-            traced.needs_last,
-        )
+        self.sizes, self.written, self.draws = traced.sizes, traced.written, traced.draws
+        self.needs_last, self.least_edges = traced.needs_last, traced.least_edges
         infer = Inference(self.sizes)
         infer.annotate(traced.module, arguments)
         index_rules.normalise(traced.module, arguments)
@@ -71,6 +68,8 @@ class Program:
         self.plan = schedule(self.module, self.sizes, receiving)
         self.saved: list[Node] = []
         self.backward_plan: Schedule | None = None
+        self.depends: list[bool] = []
+        self.differentiable = [False] * self.results
         if self.wanted:
             self._add_backward(infer, arguments)
         self.compile()
@@ -86,7 +85,9 @@ class Program:
         set_outputs(self.module, [*self.outputs, *candidates])
         cotangents = [_like(node) for node in self.outputs[: self.results]]
         try:
-            joint, self.depends = trace_gradients(self.module, arguments, cotangents, self.wanted, self.sizes)
+            joint, self.depends, self.differentiable = trace_gradients(
+                self.module, arguments, cotangents, self.wanted, self.sizes
+            )
         except Refused:
             raise
         except Exception as error:
@@ -109,6 +110,8 @@ class Program:
         holders = [node for node in joint.graph.nodes if node.op == "placeholder"]
         own = [node for node in self.module.graph.nodes if node.op == "placeholder"]
         pairs = enumerate(zip(holders, own))
+        self.reads_once = {i for i, a in enumerate(holders[: len(arguments)]) if a in used}
+        self.names = [argument.name for argument in arguments]
         # Second derivatives compute the forward again. A wanted argument is differentiated even if nothing reads it.
         self.reads = {i for i, (a, b) in pairs if i >= 2 and (a in used or b.users or i in self.wanted)}
 
@@ -134,19 +137,23 @@ class Program:
         self.forward = Interpreter(self.plan, self.receiving)
         self.backward = Interpreter(self.backward_plan, self.receiving) if self.backward_plan else None
 
+    def ready(self, graph: Graph) -> bool:
+        """Whether compiled code or generated kernels can run all walks; code that is missing begins to be compiled."""
+        if graph.device.type == "cuda":
+            runs = [run for run in (self.forward, self.backward) if run is not None]
+            return all(run.all_on_cuda(graph.device) for run in runs)
+        plans = [plan for plan in (self.plan, self.backward_plan) if plan is not None]
+        walks = [walk for plan in plans for walk in plan.walks()]
+        ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in walks]  # all begin side by side
+        return all(ready)
+
     def may_run_compiled(self, graph: Graph) -> bool:
         """Whether walks may run as compiled code where they have it: of a program with gradients of extrema all or
         none, since its backward finds equal messages by computing them again, which must round as its forward did.
         """
-        if not self.divides_extrema:
-            return True
-        if graph.device.type == "cuda":
-            return self.forward.all_on_cuda(graph.device) and self.backward.all_on_cuda(graph.device)
-        walks = [*self.plan.walks(), *self.backward_plan.walks()]
-        ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in walks]
-        return all(ready)
+        return not self.divides_extrema or self.ready(graph)
 
-    def modules(self) -> list[GraphModule]:
+    def modules(self) -> list[Ops]:
         """The graphs of the forward and of the backward."""
         return [plan.module for plan in (self.plan, self.backward_plan) if plan is not None]
 
@@ -210,13 +217,12 @@ def _like(node: Node) -> Argument:
     return Argument(value, space, device=node.meta["val"].device, name=f"grad_of_{node.name}")
 
 
-def _name_arguments(module: GraphModule, arguments: Sequence[Argument]) -> None:
+def _name_arguments(module: Ops, arguments: Sequence[Argument]) -> None:
     """Gives the placeholders the arguments' names, for the text."""
     holders = [node for node in module.graph.nodes if node.op == "placeholder"]
     for node, argument in zip(holders, arguments):
         if argument.name:
             node._rename("".join(c if c.isalnum() else "_" for c in argument.name))
-    module.recompile()
 
 
 def _is_by_edge(node: Node) -> bool:
@@ -253,19 +259,30 @@ class _Run(torch.autograd.Function):
                 kept[position] = None if kept[position] is None else kept[position].clone()
             results = values[:count]  # which the caller may write over
             saved = [v.clone() if any(v is r for r in results) else v for v in values[count:]]
-            ctx.save_for_backward(*kept, *saved)
+            # What only second derivatives read may be written in place, so autograd must not watch it.
+            others = {p: t for p, t in enumerate(kept) if t is not None and p not in program.reads_once}
+            ctx.others = {p: (t, t._version) for p, t in others.items()}
+            ctx.save_for_backward(*(None if p in others else t for p, t in enumerate(kept)), *saved)
         results = tuple(values[:count])
         ctx.mark_non_differentiable(
-            *results[program.results :], *(r for r in results[: program.results] if not r.is_floating_point())
+            *results[program.results :], *(r for r, depends in zip(results, program.differentiable) if not depends)
         )
         return results
 
     @staticmethod
     def backward(ctx, *cotangents):
         program, count = ctx.program, ctx.count
-        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]  # raises if one was written in place
         cotangents = cotangents[: program.results]
         if torch.is_grad_enabled() or any(map(torch._C._functorch.is_batchedtensor, cotangents)):
+            tensors = list(tensors)
+            for position, (tensor, version) in ctx.others.items():
+                if tensor._version != version:
+                    raise RuntimeError(
+                        f"{program.names[position]} was written in place after the layer, whose gradients cannot be "
+                        "differentiated then"
+                    )
+                tensors[position] = tensor
             return (None, None, None, *_differentiable(program, ctx.graph, tensors, cotangents))
         given = dict(zip(program.backward_plan.given, saved))
         with _as_traced(ctx.graph.device):

@@ -14,9 +14,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from .modes import at
+from .recording import Ops
 from .spaces import EDGE, Argument, Refused, Sizes, Space
 
 RULES: dict[str, Callable] = {}
@@ -51,7 +52,7 @@ _POINTWISE = {  # pointwise, though some versions of torch do not tag them so
     *("leaky_relu_backward", "where", "silu_backward", "logit_backward", "hardtanh_backward", "addcmul", "addcdiv"),
     *("log_sigmoid_backward", "_prelu_kernel", "_prelu_kernel_backward", "lerp", "isnan", "isfinite", "isinf"),
     *("masked_fill", "pow", "clamp", "mish_backward", "softplus", "leaky_relu", "relu", "elu", "hardswish_backward"),
-    *("hardsigmoid_backward", "celu", "selu", "fill"),
+    *("hardsigmoid_backward", "celu", "selu", "fill", "rsub"),
 }
 
 
@@ -121,7 +122,7 @@ class Inference:
         """Refuses a graph because of a node, with the line that it comes from."""
         raise Refused(f"{clause}{at(node.stack_trace)}")
 
-    def annotate(self, module: GraphModule, arguments: list[Argument]) -> None:
+    def annotate(self, module: Ops, arguments: list[Argument]) -> None:
         """Sets ``meta["space"]`` of all nodes; the arguments belong to the placeholders in order.
 
         Raises:
@@ -260,6 +261,13 @@ class Inference:
                 self.refuse(node, f"{name} goes over the edges")
             space = replace(space, local=False)
         return [space for _ in value_of(node)] if isinstance(value_of(node), (tuple, list)) else space
+
+
+@rule("log_sigmoid_forward")
+def _log_sigmoid(infer: Inference, node: Node):
+    space = space_of(node.args[0]).plain()
+    _, buffer = value_of(node)
+    return [space, space if buffer.numel() else Space()]  # on CUDA there is none
 
 
 def _paired(spaces, values) -> tuple[list, list]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from . import ops
+from .recording import Ops
 from .rules import name_of, shape_of, space_of, value_of
 from .spaces import EDGE, Refused, Sizes
 from .tracing import outputs_of
@@ -84,7 +85,7 @@ class Schedule:
         steps: in order.
     """
 
-    module: GraphModule
+    module: Ops
     sizes: Sizes
     outputs: list[Node]
     given: list[Node] = field(default_factory=list)
@@ -95,7 +96,7 @@ class Schedule:
         return [step for step in self.steps if isinstance(step, Walk)]
 
 
-def schedule(module: GraphModule, sizes: Sizes, receiving: int, given: Iterable[Node] = ()) -> Schedule:
+def schedule(module: Ops, sizes: Sizes, receiving: int, given: Iterable[Node] = ()) -> Schedule:
     """Orders an annotated graph into steps; walks by the ``receiving`` end come first where both would do.
 
     Raises:
@@ -186,7 +187,7 @@ def node_end(fold: Node) -> int:
 # Text ---------------------------------------------------------------------------------------------------------------
 
 
-def values_text(module: GraphModule) -> str:
+def values_text(module: Ops) -> str:
     """The first level in words: every value with its op, space, the shape of an item and dtype."""
     lines = []
     for node in module.graph.nodes:

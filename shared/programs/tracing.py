@@ -15,13 +15,12 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch.fx import GraphModule, Node
-from torch.fx import traceback as fx_traceback
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import Node
 from torch.fx.node import map_arg
 
 from . import ops
 from .modes import Modes, NoCustomFunctions, at
+from .recording import Ops, record
 from .spaces import Argument, Refused, Sizes, traced_sizes
 
 aten = torch.ops.aten
@@ -32,8 +31,14 @@ _DECOMPOSITIONS = get_decompositions(
         aten.native_group_norm,
         aten.native_group_norm_backward,
         aten._log_softmax_backward_data,
+        aten.glu,
+        aten.glu_backward,
+        aten.hardswish,
+        aten.hardswish_backward,
+        aten._prelu_kernel_backward,
     ]
 )
+_DECOMPOSITIONS[aten.copy.default] = lambda base, rows, non_blocking=False: rows.to(base.dtype).expand(base.shape)
 _SAME = (aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.lift.default)
 
 
@@ -45,13 +50,15 @@ class Traced:
         sizes: the sizes in it.
         draws: whether it has dropout, and so takes a seed.
         needs_last: whether it holds only for graphs whose last node of both ends has an edge.
+        least_edges: the fewest edges for which it holds.
         written: positions of the arguments that are written; their new values follow the outputs.
     """
 
-    def __init__(self, module: GraphModule, sizes: Sizes, modes: Modes | None = None, written=()):
+    def __init__(self, module: Ops, sizes: Sizes, modes: Modes | None = None, written=()):
         self.module, self.sizes, self.written = module, sizes, list(written)
         self.draws = modes is not None and modes.draws > 0
         self.needs_last = modes is not None and modes.largest
+        self.least_edges = 1 if modes is None else modes.least_edges
 
 
 def stand_ins(arguments: Sequence[Argument], sizes: Sizes) -> list[Tensor]:
@@ -85,7 +92,7 @@ def _trace(function: Callable, arguments: Sequence[Argument], sizes: Sizes) -> T
         return tuple(results)
 
     try:
-        module = _make_fx(run, arguments, sizes, first=True)
+        module = _record(run, arguments, sizes, line=lambda: seen[-1].line if seen else None)
     except Refused:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -100,15 +107,18 @@ def _trace(function: Callable, arguments: Sequence[Argument], sizes: Sizes) -> T
     return Traced(module, sizes, seen[-1], _writes(module, arguments))
 
 
-def _make_fx(
-    function: Callable, arguments: Sequence[Argument], sizes: Sizes, functional: bool = True, first: bool = False
-) -> GraphModule:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        tensors = stand_ins(arguments, sizes)
-        with fx_traceback.preserve_node_meta(), _no_autocast_cache():
-            called = torch.func.functionalize(function) if functional else function
-            module = make_fx(called, tracing_mode="real", decomposition_table=_DECOMPOSITIONS)(*tensors)
-    for node in list(module.graph.nodes) if first else ():
+def _record(
+    function: Callable,
+    arguments: Sequence[Argument],
+    sizes: Sizes,
+    functional: bool = True,
+    line: Callable[[], str | None] | None = None,
+) -> Ops:
+    """The ops of a function; with ``line``, of the user's, whose constants are checked."""
+    called = torch.func.functionalize(function) if functional else function
+    with _no_autocast_cache():
+        module = record(called, lambda: stand_ins(arguments, sizes), _DECOMPOSITIONS, line or (lambda: None))
+    for node in list(module.graph.nodes) if line else ():
         if node.op == "get_attr":
             _check_constant(node)
     for node in list(module.graph.nodes):
@@ -118,7 +128,7 @@ def _make_fx(
     return module
 
 
-def add_values(module: GraphModule, arguments: Sequence[Argument], sizes: Sizes) -> None:
+def add_values(module: Ops, arguments: Sequence[Argument], sizes: Sizes) -> None:
     """Computes the shapes of a graph that a pass has made; both results of an extremum get a node."""
     for node in list(module.graph.nodes):
         if node.target is ops.extremum:
@@ -139,15 +149,17 @@ def add_values(module: GraphModule, arguments: Sequence[Argument], sizes: Sizes)
 
 
 def trace_gradients(
-    module: GraphModule, arguments: Sequence[Argument], cotangents: Sequence[Argument], wanted: Sequence[int], sizes
-) -> tuple[GraphModule, list[bool]]:
+    module: Ops, arguments: Sequence[Argument], cotangents: Sequence[Argument], wanted: Sequence[int], sizes
+) -> tuple[Ops, list[bool], list[bool]]:
     """Traces the gradients of a traced function: all its results, then the gradients of the ``wanted`` arguments.
 
-    The first ``len(cotangents)`` results are differentiated. Returns the graph, and for each wanted argument whether
-    anything depends on it; those on which nothing depends have no result.
+    The first ``len(cotangents)`` results are differentiated. Returns the graph, for each wanted argument whether
+    anything depends on it, since those on which nothing depends have no result, and for each differentiated result
+    whether it depends on a wanted argument.
     """
     given = [*arguments, *cotangents]
     depends: list[bool] = []
+    differentiable: list[bool] = []
 
     def joint(*tensors):
         inputs, grads = list(tensors[: len(arguments)]), tensors[len(arguments) :]
@@ -155,6 +167,7 @@ def trace_gradients(
             for position in wanted:
                 inputs[position] = inputs[position].detach().requires_grad_(True)
             results = module(*inputs)
+            differentiable[:] = [r.requires_grad for r, _ in zip(results, grads)]
             pairs = [(r, g) for r, g in zip(results, grads) if r.requires_grad]
             found = [None] * len(wanted)
             if pairs:
@@ -163,15 +176,14 @@ def trace_gradients(
         depends[:] = [grad is not None for grad in found]
         return (*(r.detach() for r in results), *(grad for grad in found if grad is not None))
 
-    traced = _make_fx(joint, given, sizes, functional=False)
+    traced = _record(joint, given, sizes, functional=False)
     for node in list(traced.graph.nodes):  # autograd's own; those of the user have done their work
         if node.op == "call_function" and node.target is aten.detach.default:
             node.replace_all_uses_with(node.args[0])
             traced.graph.erase_node(node)
-    traced.recompile()
     if any(_writes_in_place(node) for node in traced.graph.nodes):  # autograd adds gradients so
-        traced = _make_fx(traced, given, sizes)
-    return traced, list(depends)
+        traced = _record(lambda *tensors: tuple(traced(*tensors)), given, sizes)
+    return traced, list(depends), list(differentiable)
 
 
 def _writes_in_place(node: Node) -> bool:
@@ -198,7 +210,7 @@ def _check_constant(node: Node) -> None:
         )
 
 
-def _writes(module: GraphModule, arguments: Sequence[Argument]) -> list[int]:
+def _writes(module: Ops, arguments: Sequence[Argument]) -> list[int]:
     """Turns writes into arguments into further outputs, and returns which arguments they are."""
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     output = next(node for node in module.graph.nodes if node.op == "output")
@@ -216,9 +228,7 @@ def _writes(module: GraphModule, arguments: Sequence[Argument]) -> list[int]:
     results = output.args[0]
     results = [results] if isinstance(results, Node) else list(results)
     output.args = ((*results, *written.values()),)
-    module.graph._codegen = torch.fx.graph.CodeGen()
     module.graph.eliminate_dead_code()
-    module.recompile()
     return list(written)
 
 
@@ -259,16 +269,14 @@ def _compare(large: Traced, small: Traced) -> None:
             raise Refused(f"a number is computed from the number of nodes or edges{at(a.stack_trace)}")
 
 
-def outputs_of(module: GraphModule) -> list[Node]:
+def outputs_of(module: Ops) -> list[Node]:
     """The results of a graph, as a list of nodes."""
     output = next(node for node in module.graph.nodes if node.op == "output").args[0]
     return [output] if isinstance(output, Node) else list(output)
 
 
-def set_outputs(module: GraphModule, outputs: Sequence[Node]) -> None:
+def set_outputs(module: Ops, outputs: Sequence[Node]) -> None:
     """Makes these nodes the results of a graph, and drops what no result needs."""
     node = next(node for node in module.graph.nodes if node.op == "output")
     node.args = (tuple(outputs),)
-    module.graph._codegen = torch.fx.graph.CodeGen()
     module.graph.eliminate_dead_code()
-    module.recompile()

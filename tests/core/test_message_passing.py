@@ -114,3 +114,11 @@ def test_complex_rows_run_whole():
     torch.testing.assert_close(out, torch.zeros_like(x).index_add(0, torch.tensor([2, 0, 2]), 2 * x[[0, 1, 3]]))
     with edgeless.backend("fused"), pytest.raises(NotFusedError, match="a tensor is not plain"):
         functional.message_passing(graph, lambda x: x * 2, src=x)
+
+
+def test_a_norm_over_one_edge_is_an_error():
+    graph = Graph.from_edge_index(torch.tensor([[0], [1]]), 2, 2)
+    norm = nn.BatchNorm1d(4, track_running_stats=False).double()
+    x = torch.randn(2, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        functional.message_passing(graph, norm, src=x)

@@ -234,6 +234,39 @@ def test_a_captured_step_is_replayed():
         torch.testing.assert_close(out, ours(x, ends), rtol=0, atol=0)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["GINEConv", "GENConv", "EdgeConv", "SimpleConv max"])
+def test_a_captured_step_with_gradients_is_replayed(name):
+    torch.manual_seed(1)
+    ours = WIDE[name](32).cuda()
+    edgeless.accelerate(ours)
+    ends = skewed().cuda()
+    x = torch.randn(3000, 32, device="cuda", requires_grad=True)
+    e = torch.randn(ends.size(1), 16, device="cuda", requires_grad=True)
+    args = (x, ends, e) if name in ("GINEConv", "GENConv") else (x, ends)
+    wanted = [t for t in (*args, *ours.parameters()) if t.requires_grad]
+
+    def step():
+        out = ours(*args)
+        return [out, *torch.autograd.grad(out.square().mean(), wanted)]
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+        side.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=side):
+            found = step()
+        with torch.no_grad():
+            for tensor in wanted:
+                tensor.add_(0.1)
+        captured.replay()
+        side.synchronize()
+        for a, b in zip(found, step(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
 def test_a_walk_without_kernels_says_why(monkeypatch):
     monkeypatch.setattr(cuda_walks, "write", lambda stage: (_ for _ in ()).throw(NotLowered("no reason")))
     monkeypatch.setattr(cuda_walks, "gpu_refusal", lambda device: None)

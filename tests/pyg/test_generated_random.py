@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 
 import pytest
-import torch
-from drawn_messages import Drawn, inputs
-from generated_cases import compare, tensors
-from torch import nn
+from drawn_runs import run
 
 from edgeless.pyg import generated
 
@@ -24,41 +20,6 @@ def quiet():
     generated.PROGRAMS.clear()
     yield
     logging.disable(logging.NOTSET)
-
-
-class Under(nn.Module):
-    """A layer under a setting of EDGELESS_GENERATE."""
-
-    def __init__(self, layer, choice):
-        super().__init__()
-        self.layer, self.choice = layer, choice
-
-    def forward(self, *args):
-        before = os.environ.get("EDGELESS_GENERATE")
-        os.environ["EDGELESS_GENERATE"] = self.choice
-        try:
-            return self.layer(*args)
-        finally:
-            os.environ.pop("EDGELESS_GENERATE")
-            if before is not None:
-                os.environ["EDGELESS_GENERATE"] = before
-
-
-def run(seed: int) -> list[str]:
-    """Compares one drawn layer with PyG; returns what its calls did."""
-    layer = Drawn(seed)
-    stock = copy.deepcopy(layer)
-    generated._recording.calls = calls = []
-    try:
-        for graph in range(3):
-            args = inputs(layer, 1000 * seed + graph)
-            if not any(t.requires_grad for t in tensors(list(args))):
-                continue
-            with torch.random.fork_rng():
-                compare(Under(stock, "off"), Under(layer, "on"), args, tolerance=1e-8)
-    finally:
-        generated._recording.calls = None
-    return ["taken" if text is not None else said for said, text in calls if said != "EDGELESS_GENERATE is off"]
 
 
 @pytest.mark.parametrize("seed", range(100, 100 + 6 * TIMES))

@@ -167,6 +167,7 @@ RIGHT = {
     "a length": lambda s, xi, xj, e, i, n: xj * (xi - xj).norm(dim=-1, keepdim=True),
     "in place on an own tensor": lambda s, xi, xj, e, i, n: (xj * 2).mul_(3).add_(e),
     "node ids as numbers": lambda s, xi, xj, e, i, n: xj * i.view(-1, 1).cos(),
+    "taken from one": lambda s, xi, xj, e, i, n: 1 - xj,
     "a written column": lambda s, xi, xj, e, i, n: torch.cat([xj[:, :3], e[:, 3:]], -1),
 }
 
@@ -458,6 +459,57 @@ def test_results_may_be_written_over(aggr):
             grads.append(torch.autograd.grad(out.square().sum(), wanted, allow_unused=True))
         for a, b in zip(*grads, strict=True):
             assert (a is None) == (b is None) and (a is None or error(a, b) < 1e-12), name
+
+
+class Shifted(Layer):
+    """A layer whose first derivatives read none of its inputs."""
+
+    def message(self, x_j, e):
+        return torch.cat([2 * x_j - e, e], -1)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+def test_inputs_that_no_gradient_reads_may_be_written_over(aggr):
+    layer, (x, edge_index, e) = Shifted(None, aggr), graph()
+    grads = []
+    for written in (False, True):
+        rows, attr = x * 1, e * 1
+        out = layer(rows, edge_index, attr)
+        if written:
+            rows.mul_(3)
+            attr.add_(1)
+        grads.append(torch.autograd.grad(out.square().sum(), (x, e)))
+    assert [ok for _, ok in outcomes(layer, x, edge_index, e)] == [True]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_second_derivatives_notice_inputs_that_were_written_over():
+    layer, (x, edge_index, e) = Layer(lambda s, xi, xj, e, i, n: F.relu(xi) + 2 * xj - e, "max"), graph()
+    attr = e * 1
+    out = layer(x, edge_index, attr)
+    torch.autograd.grad(out.sum(), x, create_graph=True)
+    attr.add_(1)
+    with pytest.raises(RuntimeError, match="in.?place"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
+def test_a_result_of_what_needs_no_gradient_requires_none():
+    layer = Layer(lambda s, xi, xj, e, i, n: e * 2)
+    x, edge_index, e = graph()
+    assert [ok for _, ok in outcomes(layer, x, edge_index, e.detach())] == [True]
+    assert not layer(x, edge_index, e.detach()).requires_grad and layer(x, edge_index, e).requires_grad
+
+
+def test_a_norm_over_one_edge_is_the_error_of_the_layer():
+    layer = Layer(RIGHT["a norm"])
+    x, edge_index, e = graph()
+    assert [ok for _, ok in outcomes(layer, x, edge_index, e)] == [True]
+    before = layer.norm.running_var.clone()
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        layer(x, edge_index[:, :1], e[:1])
+    assert torch.equal(layer.norm.running_var, before)
+    layer.eval()
+    assert [ok for _, ok in outcomes(layer, x, edge_index[:, :1], e[:1])] == [True]
 
 
 def test_a_refusal_names_the_line():

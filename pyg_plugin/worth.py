@@ -1,0 +1,84 @@
+"""Whether a program is worth while, for ``EDGELESS_GENERATE=auto``: it must not be slower than PyG by what will run it.
+
+Work is counted in numbers of messages: edges times the most numbers that a value has for an edge. The thresholds are
+those of note 0073.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeless.graph import Graph
+from edgeless.programs import Refused
+
+# From these numbers on compiled code, generated kernels and existing ops are faster, forward and backward. Below, PyG's
+# tensors stay in the caches and calls of Python decide.
+LEAST = {"cpu": 1 << 20, "cuda": 1 << 23}
+# From these on ops on blocks of edges are, but for gradients of extrema, where nothing is compiled.
+INTERPRETED = 1 << 25
+# A program is made once a layer has computed so many: PyG takes about as long for them as a trace.
+TRACED = {"cpu": 1 << 25, "cuda": 1 << 30}
+# Or at once for so many, whose tensors may not fit into memory.
+AT_ONCE = 1 << 28
+_ANYWAY = " (EDGELESS_GENERATE=on runs it all the same)"
+
+_computed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def width_of(kwargs: dict[str, Any]) -> int:
+    """The most numbers that an argument has for a node or an edge."""
+    most = 1
+    for value in kwargs.values():
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(x, Tensor) and x.dim() > 1 and x.size(0):
+                most = max(most, x.numel() // x.size(0))
+    return most
+
+
+def refuse_small(num_edges: int, kwargs: dict[str, Any], device: torch.device) -> None:
+    """Refuses a call that computes too little, before anything else is looked at."""
+    _refuse_fewer(num_edges, width_of(kwargs), device)
+
+
+def _refuse_fewer(num_edges: int, width: int, device: torch.device) -> None:
+    least = LEAST.get(device.type)
+    if least is None:
+        raise Refused(f"programs were not measured on {device.type}{_ANYWAY}")
+    if num_edges * width < least:
+        raise Refused(
+            f"{num_edges} edges with {width} numbers each are fewer than the {least} numbers from which a program is "
+            f"faster{_ANYWAY}"
+        )
+
+
+def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.device) -> None:
+    """Refuses to make a program for a layer that has not yet computed as much as a trace costs."""
+    numbers = num_edges * width_of(kwargs)
+    total = _computed.get(layer, 0) + numbers
+    worth = TRACED[device.type]
+    if total < worth and numbers < AT_ONCE:
+        _computed[layer] = total
+        raise Refused(
+            f"a program is made when the layer has computed {worth} numbers, and it has computed {total}{_ANYWAY}"
+        )
+    _computed[layer] = 0
+
+
+def refuse_slow(program, graph: Graph) -> None:
+    """Refuses a program that would be slower on a graph by what can run it now."""
+    _refuse_fewer(graph.num_edges, program.width, graph.device)
+    if program.landing is not None or program.ready(graph):
+        return
+    if graph.device.type == "cuda":
+        raise Refused(f"some of its walks have no generated kernels{_ANYWAY}")
+    if program.divides_extrema:
+        raise Refused(f"walks of a minimum's or maximum's gradient are faster only where they are compiled{_ANYWAY}")
+    if graph.num_edges * program.width < INTERPRETED:
+        raise Refused(
+            f"its walks are not compiled, and {graph.num_edges} edges with {program.width} numbers each are fewer than "
+            f"the {INTERPRETED} from which they are faster{_ANYWAY}"
+        )
