@@ -7,6 +7,7 @@ slower.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import threading
@@ -24,7 +25,7 @@ from torch_geometric.utils import to_edge_index
 from edgeless.adapter import named
 from edgeless.backends import current_backend, transform_refusal
 from edgeless.call_errors import add_call
-from edgeless.calls import REFERENCE, is_recorded, note_trace, ran_generated, ran_stock, recording
+from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
 from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
 from edgeless.programs import ProgramCache, Refused
@@ -82,8 +83,7 @@ class GeneratedLayer(Scriptable):
         """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
         name = type(self).__name__
         layer = copy.deepcopy(self)
-        mode = "now" if generate_choice() == "auto" and compile_mode() != "off" else compile_mode()
-        with torch.random.fork_rng(devices=[]), compiling_walks(mode), recording() as calls:
+        with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
             layer(*inputs, **kwargs)
         told = [explanation for of, explanation in calls if isinstance(of, GeneratedLayer)]
         reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
@@ -227,7 +227,8 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
         note_trace(type(layer), False)
         return method(layer, edge_index, *args, **kwargs)
     try:
-        result, program = _generated(layer, step, method, names, edge_index, args, kwargs)
+        with _compiling():
+            result, program = _generated(layer, step, method, names, edge_index, args, kwargs)
     except Refused as error:
         refused = str(error)
     else:
@@ -240,6 +241,13 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
         if refused not in (REFERENCE, OFF):
             add_call(error, layer, {"edge_index": edge_index, **kwargs}, (refused,))
         raise
+
+
+def _compiling() -> contextlib.AbstractContextManager:
+    """Compiles walks at once where :func:`edgeless.explain` wants to know what later calls will run."""
+    if looks_ahead() and generate_choice() == "auto" and compile_mode() != "off":
+        return compiling_walks("now")
+    return contextlib.nullcontext()
 
 
 def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tuple[Any, Any]:
@@ -280,7 +288,7 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
     key = call.key()
     if key not in PROGRAMS:
-        if choice == "auto" and not is_recorded():  # what later calls will do is explained
+        if choice == "auto" and not looks_ahead():
             worth.refuse_early(layer, num_edges, kwargs, call.device)
         _check_settled(layer)
     program = PROGRAMS.get(key, call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form)

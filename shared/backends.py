@@ -145,7 +145,7 @@ def _explain_model(model: torch.nn.Module, inputs: tuple, kwargs: dict, plan: bo
     names = {id(module): name for name, module in copied.named_modules()}
     layers = dict(layers_of(copied))
     gpus = {parameter.device.index for parameter in copied.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(gpus), recording(plan) as calls:
+    with torch.random.fork_rng(gpus), recording(plan, ahead=True) as calls:
         for module in layers.values():
             if not is_ours(module) and not _joins(module):
                 found = Explanation(type(module).__name__, False, (_of_stock(module, type(module).__name__),))

@@ -50,6 +50,7 @@ class _Thread(threading.local):
         self.others: dict[tuple[Any, str, str], int] = {}  # class or function, "generated" or "stock", how or why
         self.recorded: Optional[list[tuple[Any, Explanation]]] = None
         self.plans = False
+        self.ahead = False
         with _lock:
             _collect_dead()
             _threads.append((weakref.ref(threading.current_thread()), self.fused, self.others))
@@ -120,22 +121,24 @@ def note_trace(key: Any, fused: bool) -> None:
 
 
 @contextmanager
-def recording(plans: bool = False):
+def recording(plans: bool = False, *, ahead: bool = False):
     """Yields a list that gets (layer, explanation) of every call of this thread inside the block; none is counted.
 
     Args:
         plans: whether explanations of calls on kernels get their plans, for which these calls run twice.
+        ahead: whether layers do what they will do once they have been called often enough.
     """
-    before, _mine.recorded, _mine.plans = (_mine.recorded, _mine.plans), [], plans
+    before = _mine.recorded, _mine.plans, _mine.ahead
+    _mine.recorded, _mine.plans, _mine.ahead = [], plans, ahead
     try:
         yield _mine.recorded
     finally:
-        _mine.recorded, _mine.plans = before
+        _mine.recorded, _mine.plans, _mine.ahead = before
 
 
-def is_recorded() -> bool:
-    """Whether this thread's calls are recorded by :func:`recording`."""
-    return _mine.recorded is not None
+def looks_ahead() -> bool:
+    """Whether this thread's calls are recorded by :func:`recording` with ``ahead``."""
+    return _mine.ahead
 
 
 def name_of(key: Any) -> str:

@@ -21,6 +21,7 @@ from drawn_messages import STEPS, Drawn, inputs
 from generated_cases import tensors
 from torch import nn
 
+from edgeless.calls import recording
 from edgeless.kernels import compiler
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.programs import compiled
@@ -112,8 +113,7 @@ def run(seed: int, device: str = "cpu") -> list[str]:
     layer.plain = layer.plain.to(device)
     stock = copy.deepcopy(layer)
     stock.replayed = True
-    generated._recording.calls = calls = []
-    try:
+    with recording() as calls:
         for graph in range(3):
             args = cast(inputs(layer, 1000 * seed + graph), device, layer.dtype)
             try:
@@ -129,14 +129,17 @@ def run(seed: int, device: str = "cpu") -> list[str]:
                 with torch.random.fork_rng():
                     compare(layer, stock, args, [])
             except Exception as error:
-                said = [s for s, text in calls[first:] if s != "EDGELESS_GENERATE is off"]
-                refused = any(text is None for s, text in calls[first:] if s != "EDGELESS_GENERATE is off")
+                said = [outcome(found) for _, found in calls[first:] if found.reasons != (generated.OFF,)]
+                refused = any(what != "taken" for what in said)
                 if "dropout" in layer.names and layer.training and refused:
                     continue  # the stock layer has drawn other numbers
                 raise Wrong(f"seed {seed}, graph {graph}, {layer.form}, {layer.tree}, {said}: {error}") from error
-    finally:
-        generated._recording.calls = None
-    return ["taken" if text is not None else said for said, text in calls if said != "EDGELESS_GENERATE is off"]
+    return [outcome(found) for _, found in calls if found.reasons != (generated.OFF,)]
+
+
+def outcome(found) -> str:
+    """What an explanation says of a call: "taken" or the reason why not."""
+    return "taken" if found.fused else found.reasons[0]
 
 
 def _process(number: int, options, queue) -> None:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.utils import scatter, softmax
 
 import edgeless
+from edgeless.calls import recording
 from edgeless.pyg import generated
 from edgeless.pyg.nn import MessagePassing
 
@@ -37,12 +38,9 @@ def outcomes(layer, *inputs):
 
 def recorded_once(layer, *inputs):
     """The same of one call."""
-    generated._recording.calls = calls = []
-    try:
+    with recording() as calls:
         layer(*inputs)
-    finally:
-        generated._recording.calls = None
-    return [(said, text is not None) for said, text in calls]
+    return [(found.how or found.reasons[0], found.fused) for _, found in calls]
 
 
 def graph(nodes=20, edges=70, seed=0):
