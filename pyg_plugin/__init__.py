@@ -1,5 +1,6 @@
 """Drop-in layers for PyTorch Geometric: change ``torch_geometric.nn`` to ``edgeless.pyg.nn`` in an import.
 
+``edgeless.pyg.loader`` is ``torch_geometric.loader`` with a loader whose batches have few sizes, and
 ``edgeless.pyg.transforms`` is ``torch_geometric.transforms`` with a transform that reorders nodes.
 """
 
@@ -11,10 +12,10 @@ try:
 except ImportError as error:
     raise ImportError("edgeless.pyg needs PyTorch Geometric: pip install torch_geometric") from error
 
-__all__ = ["nn", "transforms"]
+__all__ = ["loader", "nn", "transforms"]
 
 if TYPE_CHECKING:
-    from . import nn, transforms
+    from . import loader, nn, transforms
 else:
 
     def __getattr__(

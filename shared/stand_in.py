@@ -21,9 +21,11 @@ __all__ = ["StandIn", "stand_in"]
 
 _STOCK: dict[str, str] = {}  # name of a stand-in module -> name of its upstream module
 _ROOTS = {  # name of an upstream module -> name of the adapter's stand-in
+    "dgl.dataloading": "edgeless.dgl.dataloading",
     "dgl.nn": "edgeless.dgl.nn",
     "dgl.ops": "edgeless.dgl.ops",
     "dgl.transforms": "edgeless.dgl.transforms",
+    "torch_geometric.loader": "edgeless.pyg.loader",
     "torch_geometric.nn": "edgeless.pyg.nn",
     "torch_geometric.transforms": "edgeless.pyg.transforms",
 }

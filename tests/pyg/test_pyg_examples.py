@@ -32,6 +32,15 @@ def test_accelerate(tmp_path):
     assert "GATv2Conv runs fused" in printed
 
 
+def test_molecules(tmp_path):
+    printed = example_scripts.run("pyg_molecules.py", tmp_path).splitlines()
+    losses = [float(line.split()[3].rstrip(",")) for line in printed if line.startswith("epoch")]
+    assert len(losses) == 8 and losses[-1] < 0.5 * losses[0]
+    sizes = next(line for line in printed if " sizes, " in line)
+    assert int(sizes.split()[0]) <= 8 and all(float(part.split()[-1]) <= 12 for part in sizes.split(" %")[:-1])
+    assert any(" replayed" in line for line in printed)
+
+
 def test_own_messages(tmp_path):
     printed = example_scripts.run("own_messages.py", tmp_path)
     assert printed.count(" runs fused, generated.") == 8 == len(printed.splitlines())

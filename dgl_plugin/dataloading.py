@@ -1,0 +1,134 @@
+"""``dgl.dataloading`` with :class:`PaddedLoader`, whose batches have few sizes."""
+
+from __future__ import annotations
+
+__path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import dgl
+import torch
+from dgl.dataloading import GraphCollator, GraphDataLoader
+from torch import Tensor
+
+from edgeless.padding import Size, Sizes, choose_sizes, pad_edges
+from edgeless.stand_in import stand_in
+
+from ._framework import DGLGraph
+
+if TYPE_CHECKING:
+    from dgl.dataloading import *  # noqa: F403
+
+    def __getattr__(name: str) -> Any: ...
+
+
+__all__ = ["PaddedLoader"]
+
+_SAMPLE = 10_000  # graphs whose sizes are read
+
+
+class PaddedLoader(GraphDataLoader):
+    """DGL's GraphDataLoader, whose batches get one more graph that fills them to one of few sizes.
+
+    All batches of a size have equal shapes: the last graph is padding, and a batch of fewer graphs than ``batch_size``
+    gets empty graphs before it. What a batch gives has ``graph_mask`` ``[G]`` as its last part, true for real graphs;
+    ``graph.ndata["node_mask"]`` and ``graph.edata["edge_mask"]`` are true for real nodes and edges. Padded data and
+    labels are zero. A loss has to leave padded graphs out; norms over nodes do after
+    :func:`edgeless.padding.convert_batchnorm`, within ``edgeless.padding.real_rows(nodes=..., edges=..., graphs=...)``.
+
+    ``loader.sizes`` has the sizes, and says what they waste (``print(loader.sizes)``). With worker processes it counts
+    the batches of this process only, none then. A batch larger than all sizes, which is rare, gets a graph of no nodes,
+    and so a shape of its own.
+
+    Args:
+        dataset: homogeneous graphs, or tuples of a graph and labels, which are tensors or numbers.
+        batch_size, kwargs: as GraphDataLoader has them, but for ``collate_fn``.
+        most: the most sizes.
+        waste: the part of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
+        sizes: pairs of nodes and edges to use, instead of choosing them from the data set.
+    Raises:
+        TypeError: the data are something else.
+
+    Example:
+        >>> graphs = [dgl.rand_graph(n, 2 * n) for n in range(3, 9)]
+        >>> loader = PaddedLoader(graphs, batch_size=3, shuffle=True)
+        >>> len({batch.num_nodes() for batch, graph_mask in loader}) <= 8
+        True
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        *,
+        most: int = 8,
+        waste: float = 0.06,
+        sizes: Optional[Sequence[tuple[int, int]]] = None,
+        **kwargs: Any,
+    ):
+        if "collate_fn" in kwargs:
+            raise TypeError("PaddedLoader: collate_fn cannot be given, since the loader has one of its own")
+        item = dataset[0] if len(dataset) else None
+        graph = item[0] if isinstance(item, (tuple, list)) and item else item
+        if not isinstance(graph, DGLGraph) or not graph.is_homogeneous:
+            raise TypeError(
+                f"PaddedLoader: dataset must have homogeneous graphs, or tuples that begin with one, got "
+                f"{type(graph).__name__}"
+            )
+        if sizes is None:
+            self.sizes = choose_sizes(*_counts(dataset), batch_size, most=most, waste=waste)
+        else:
+            self.sizes = Sizes([Size(*size) for size in sorted(sizes)])
+        collate = _Collate(item, self.sizes, batch_size)
+        super().__init__(dataset, collate_fn=collate, batch_size=batch_size, **kwargs)
+
+
+def _graph_of(item: Any) -> DGLGraph:
+    return item[0] if isinstance(item, (tuple, list)) else item
+
+
+def _counts(dataset: Any) -> tuple[list[int], list[int]]:
+    """Numbers of nodes and edges of the graphs of a data set, or of some."""
+    places = range(len(dataset))
+    if len(dataset) > _SAMPLE:
+        drawn = torch.Generator().manual_seed(0)
+        places = torch.randperm(len(dataset), generator=drawn)[:_SAMPLE].tolist()
+    graphs = [_graph_of(dataset[place]) for place in places]
+    return [graph.num_nodes() for graph in graphs], [graph.num_edges() for graph in graphs]
+
+
+class _Collate:
+    def __init__(self, item: Any, sizes: Sizes, graphs: int):
+        self.item, self.sizes, self.graphs = item, sizes, graphs
+        self.collate = GraphCollator().collate
+
+    def __call__(self, items: list[Any]) -> tuple[Any, ...]:
+        graphs = [_graph_of(item) for item in items]
+        nodes, edges = sum(graph.num_nodes() for graph in graphs), sum(graph.num_edges() for graph in graphs)
+        size = self.sizes.fit(nodes, edges) or Size(nodes, edges)
+        empty = [self._made(0, 0) for _ in range(self.graphs - len(items))]
+        found = self.collate([*items, *empty, self._made(size.nodes - nodes, size.edges - edges)])
+        parts = list(found) if isinstance(found, (tuple, list)) else [found]
+        parts[0].ndata["node_mask"] = torch.arange(size.nodes) < nodes
+        parts[0].edata["edge_mask"] = torch.arange(size.edges) < edges
+        return (*parts, torch.arange(len(items) + len(empty) + 1) < len(items))
+
+    def _made(self, nodes: int, edges: int) -> Any:
+        """A graph of zeros with so many nodes and edges, and labels of zeros."""
+        like = _graph_of(self.item)
+        src, dst = pad_edges(nodes, edges).to(like.idtype)
+        graph = dgl.graph((src, dst), num_nodes=nodes, idtype=like.idtype)
+        for name, data in like.ndata.items():
+            graph.ndata[name] = data.new_zeros((nodes, *data.shape[1:]))
+        for name, data in like.edata.items():
+            graph.edata[name] = data.new_zeros((edges, *data.shape[1:]))
+        if not isinstance(self.item, (tuple, list)):
+            return graph
+        return (
+            graph,
+            *(torch.zeros_like(part) if isinstance(part, Tensor) else type(part)(0) for part in self.item[1:]),
+        )
+
+
+stand_in(__name__, "dgl.dataloading")

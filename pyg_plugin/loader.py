@@ -1,0 +1,185 @@
+"""``torch_geometric.loader`` with :class:`PaddedLoader`, whose batches have few sizes."""
+
+from __future__ import annotations
+
+__path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+
+from edgeless.padding import Size, Sizes, choose_sizes, pad_edges
+from edgeless.stand_in import stand_in
+
+if TYPE_CHECKING:
+    from torch_geometric.loader import *  # noqa: F403
+
+    def __getattr__(name: str) -> Any: ...
+
+
+__all__ = ["PaddedLoader"]
+
+MASKS = ("node_mask", "edge_mask", "graph_mask")
+_SAMPLE = 10_000  # graphs whose sizes are read
+_LOOKED_AT = 32  # graphs that show what an attribute belongs to
+
+
+class PaddedLoader(DataLoader):
+    """PyG's DataLoader, whose batches get one more graph that fills them to one of few sizes.
+
+    So steps on them can be captured (:func:`edgeless.capture_step`). All batches of a size have equal shapes: the last
+    graph is padding, and a batch of fewer graphs than ``batch_size`` gets empty graphs before it. ``batch.node_mask``
+    ``[N]``, ``batch.edge_mask`` ``[E]`` and ``batch.graph_mask`` ``[G]`` are true for what is real, and real graphs,
+    nodes and edges come first. Padded entries of all attributes are zero. A loss has to leave padded graphs out; norms
+    over nodes do after :func:`edgeless.padding.convert_batchnorm`, within ``edgeless.padding.real_rows(batch)``. Give
+    pooling the number of graphs, ``global_add_pool(x, batch.batch, batch.num_graphs)``: else it asks the GPU.
+
+    ``loader.sizes`` has the sizes, and says what they waste (``print(loader.sizes)``). With worker processes it counts
+    the batches of this process only, none then. A batch larger than all sizes, which is rare, gets masks and a graph
+    of no nodes, and so a shape of its own.
+
+    Args:
+        dataset: a data set of ``Data``, or a DataLoader of one, whose settings are used.
+        batch_size, shuffle, follow_batch, exclude_keys, kwargs: as DataLoader has them; not together with a loader.
+        most: the most sizes.
+        waste: the part of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
+        sizes: pairs of nodes and edges to use, instead of choosing them from the data set.
+    Raises:
+        TypeError: the data are no ``Data``, or a loader was given settings.
+        ValueError: an attribute has a size of its own in every graph, which belongs to neither nodes nor edges.
+
+    Example:
+        >>> graphs = [Data(x=torch.ones(n, 2), edge_index=torch.tensor([[0, 1], [1, 0]])) for n in range(3, 9)]
+        >>> loader = PaddedLoader(graphs, batch_size=3, shuffle=True)
+        >>> len({batch.x.shape for batch in loader}) <= 8
+        True
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        follow_batch: Optional[list[str]] = None,
+        exclude_keys: Optional[list[str]] = None,
+        *,
+        most: int = 8,
+        waste: float = 0.06,
+        sizes: Optional[Sequence[tuple[int, int]]] = None,
+        **kwargs: Any,
+    ):
+        if isinstance(dataset, torch.utils.data.DataLoader):
+            if batch_size != 1 or shuffle or follow_batch or exclude_keys or kwargs:
+                raise TypeError("PaddedLoader: a loader has settings of its own; pass its data set to change them")
+            dataset, batch_size, follow_batch, exclude_keys, kwargs = _settings(dataset)
+        if not len(dataset) or not isinstance(dataset[0], Data):
+            kind = type(dataset[0]).__name__ if len(dataset) else "nothing"
+            raise TypeError(f"PaddedLoader: dataset must have graphs of class Data, got {kind}")
+        self._template = _Template(dataset)
+        if sizes is None:
+            self.sizes = choose_sizes(*_counts(dataset), batch_size, most=most, waste=waste)
+        else:
+            self.sizes = Sizes([Size(*size) for size in sorted(sizes)])
+        super().__init__(dataset, batch_size, shuffle, follow_batch, exclude_keys, **kwargs)
+        self.collate_fn = _Collate(self._template, self.sizes, batch_size, follow_batch, exclude_keys)
+
+
+def _settings(loader: torch.utils.data.DataLoader) -> tuple[Any, int, Any, Any, dict[str, Any]]:
+    if loader.batch_size is None:
+        raise TypeError("PaddedLoader: the loader must have a batch_size; pass its data set and batch_size instead")
+    names = ("num_workers", "pin_memory", "drop_last", "timeout", "worker_init_fn", "prefetch_factor", "generator")
+    kwargs = {name: getattr(loader, name) for name in (*names, "persistent_workers", "multiprocessing_context")}
+    kwargs["sampler"] = loader.sampler
+    return (
+        loader.dataset,
+        loader.batch_size,
+        getattr(loader, "follow_batch", None),
+        getattr(loader, "exclude_keys", None),
+        kwargs,
+    )
+
+
+def _counts(dataset: Any) -> tuple[list[int], list[int]]:
+    """Numbers of nodes and edges of the graphs of a data set, or of some."""
+    places = range(len(dataset))
+    if len(dataset) > _SAMPLE:
+        drawn = torch.Generator().manual_seed(0)
+        places = torch.randperm(len(dataset), generator=drawn)[:_SAMPLE].tolist()
+    graphs = [dataset[place] for place in places]
+    return [graph.num_nodes for graph in graphs], [graph.num_edges for graph in graphs]
+
+
+class _Template:
+    """What the graphs of a data set look like, and a graph of padding that looks alike."""
+
+    def __init__(self, dataset: Any):
+        looked = [dataset[place] for place in range(min(len(dataset), _LOOKED_AT))]
+        self.graph = looked[0]
+        if "edge_index" not in self.graph:
+            raise TypeError("PaddedLoader: graphs must have an edge_index")
+        self.levels = {name: _level(name, looked) for name in self.graph.to_dict() if name != "edge_index"}
+        if "node" not in self.levels.values() and "num_nodes" not in self.levels:
+            raise TypeError("PaddedLoader: graphs must have a node attribute or num_nodes")
+
+    def made(self, nodes: int, edges: int) -> Data:
+        """A graph of zeros with so many nodes and edges."""
+        graph = copy.copy(self.graph)
+        for name, level in self.levels.items():
+            value = self.graph[name]
+            if isinstance(value, Tensor) and level != "graph":
+                dim = self.graph.__cat_dim__(name, value)
+                shape = list(value.shape)
+                shape[dim] = nodes if level == "node" else edges
+                graph[name] = value.new_zeros(shape)
+            elif isinstance(value, Tensor):
+                graph[name] = torch.zeros_like(value)
+            elif name == "num_nodes":
+                graph[name] = nodes
+        graph.edge_index = pad_edges(nodes, edges).to(self.graph.edge_index.dtype)
+        return graph
+
+
+def _level(name: str, graphs: list[Data]) -> str:
+    """Returns whether an attribute belongs to nodes, to edges, or to the graph."""
+    values = [graph[name] for graph in graphs]
+    if not all(isinstance(value, Tensor) and value.dim() for value in values):
+        return "graph"
+    lengths = [value.size(graph.__cat_dim__(name, value) or 0) for value, graph in zip(values, graphs, strict=True)]
+    of_nodes = lengths == [graph.num_nodes for graph in graphs]
+    of_edges = lengths == [graph.num_edges for graph in graphs]
+    if of_nodes and of_edges:
+        return "edge" if "edge" in name else "node"
+    if of_nodes or of_edges:
+        return "node" if of_nodes else "edge"
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"PaddedLoader: {name} must belong to nodes, edges or graphs, got {lengths[:4]} entries in graphs of "
+            f"{[graph.num_nodes for graph in graphs][:4]} nodes; exclude_keys=[{name!r}] leaves it out"
+        )
+    return "graph"
+
+
+class _Collate:
+    def __init__(self, template: _Template, sizes: Sizes, graphs: int, follow_batch, exclude_keys):
+        self.template, self.sizes, self.graphs = template, sizes, graphs
+        self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
+
+    def __call__(self, graphs: list[Data]) -> Batch:
+        nodes, edges = sum(graph.num_nodes for graph in graphs), sum(graph.num_edges for graph in graphs)
+        size = self.sizes.fit(nodes, edges) or Size(nodes, edges)
+        empty = [self.template.made(0, 0) for _ in range(self.graphs - len(graphs))]
+        padding = self.template.made(size.nodes - nodes, size.edges - edges)
+        batch = Batch.from_data_list([*graphs, *empty, padding], self.follow_batch, self.exclude_keys)
+        for name, real, count in zip(
+            MASKS, (nodes, edges, len(graphs)), (*size, len(graphs) + len(empty) + 1), strict=True
+        ):
+            batch[name] = torch.arange(count) < real
+        return batch
+
+
+stand_in(__name__, "torch_geometric.loader")

@@ -1,0 +1,287 @@
+"""Batches of few sizes: which sizes, and norms that do not see the padding.
+
+A batch of small graphs gets one more graph, whose nodes and edges fill it to one of few sizes, so that a captured step
+(:func:`edgeless.capture_step`) can be replayed for it. The padding's edges are among its own nodes: messages, pooling
+and losses of the real graphs are as without it. The loaders are in ``edgeless.pyg.loader`` and
+``edgeless.dgl.dataloading``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+__all__ = ["BatchNorm1d", "Size", "Sizes", "choose_sizes", "convert_batchnorm", "pad_edges", "real_rows"]
+
+LEAST_NODES = 2  # of the padding: its edges are no self loops, which some layers would replace
+_DRAWS = 1_000  # batches that are drawn to see how the sizes of batches are spread
+_MARGIN = 1.02  # by which the largest size exceeds the largest batch drawn
+
+
+# Sizes ---------------------------------------------------------------------------------------------------------------
+
+
+class Size(NamedTuple):
+    """Numbers of nodes and edges of a padded batch."""
+
+    nodes: int
+    edges: int
+
+
+@dataclass
+class Sizes:
+    """The sizes to which batches are padded, and what that wasted so far.
+
+    Attributes:
+        sizes: from the smallest to the largest.
+        expected: the parts of nodes and edges that are padding, of the batches that were drawn when they were chosen.
+        batches: batches that were padded, by the place of their size.
+        too_large: batches larger than the largest size, which were given a graph of no nodes instead.
+    """
+
+    sizes: list[Size]
+    expected: tuple[float, float] = (0.0, 0.0)
+    batches: dict[int, int] = field(default_factory=dict)
+    too_large: int = 0
+    _real: list[int] = field(default_factory=lambda: [0, 0])
+    _padded: list[int] = field(default_factory=lambda: [0, 0])
+
+    def fit(self, nodes: int, edges: int) -> Optional[Size]:
+        """Returns the smallest size that a batch of so many nodes and edges can be padded to, None if there is none."""
+        for place, size in enumerate(self.sizes):
+            if nodes + LEAST_NODES <= size.nodes and edges <= size.edges:
+                return self._note(place, nodes, edges)
+        self.too_large += 1
+        return None
+
+    def _note(self, place: int, nodes: int, edges: int) -> Size:
+        size = self.sizes[place]
+        self.batches[place] = self.batches.get(place, 0) + 1
+        for i, (real, padded) in enumerate(((nodes, size.nodes), (edges, size.edges))):
+            self._real[i] += real
+            self._padded[i] += padded
+        return size
+
+    @property
+    def waste(self) -> tuple[float, float]:
+        """The parts of nodes and edges of padded batches that were padding; those expected before the first batch."""
+        if not self.batches:
+            return self.expected
+        return tuple(1 - real / max(1, padded) for real, padded in zip(self._real, self._padded))
+
+    def __str__(self) -> str:
+        nodes, edges = self.waste
+        count = sum(self.batches.values())
+        of = f"of {count} batches" if count else "expected"
+        lines = [
+            f"{len(self.sizes)} sizes, {100 * nodes:.1f} % of nodes and {100 * edges:.1f} % of edges padding, {of}"
+        ]
+        lines += [f"  {size.nodes} nodes, {size.edges} edges" for size in self.sizes]
+        return "\n".join(lines + ([f"  {self.too_large} batches were larger"] if self.too_large else []))
+
+
+def choose_sizes(
+    nodes: Sequence[int], edges: Sequence[int], batch_size: int, *, most: int = 8, waste: float = 0.06, seed: int = 0
+) -> Sizes:
+    """Chooses the sizes for batches of random graphs of a data set: as few as waste little.
+
+    The sizes are geometric, from the smallest to the largest of many batches that are drawn, and nodes and edges grow
+    together.
+
+    Args:
+        nodes, edges: of every graph of the data set, or of a sample of it.
+        batch_size: graphs in a batch.
+        most: the most sizes.
+        waste: the part of nodes, and of edges, that may be padding; fewer sizes than ``most`` are chosen if they do.
+        seed: of the draws.
+    Raises:
+        ValueError: no graphs, unequal lengths, or a number that makes no sense.
+    """
+    if not len(nodes) or len(nodes) != len(edges):
+        raise ValueError(
+            f"choose_sizes: nodes and edges must have one number a graph, got {len(nodes)} and {len(edges)}"
+        )
+    if batch_size < 1 or most < 1 or not 0 < waste < 1:
+        raise ValueError(
+            "choose_sizes: batch_size and most must be at least 1, and waste between 0 and 1, got "
+            f"{batch_size}, {most} and {waste}"
+        )
+    counts = torch.tensor([list(map(int, nodes)), list(map(int, edges))], dtype=torch.float64)
+    drawn = torch.Generator().manual_seed(seed)
+    if batch_size < len(nodes):
+        # Without replacement within a batch, as loaders draw.
+        picks = torch.stack([torch.randperm(len(nodes), generator=drawn)[:batch_size] for _ in range(_DRAWS)])
+        totals = counts[:, picks].sum(-1)
+    else:
+        totals = counts.sum(1, keepdim=True)
+    totals[0] += LEAST_NODES
+    mean = totals.mean(1, keepdim=True).clamp(min=1)
+    scale = (totals / mean).amax(0)
+    low, high = float(scale.min()), float(scale.max()) * (_MARGIN if batch_size < len(nodes) else 1)
+    for count in range(1, most + 1):
+        steps = [low * (high / low) ** ((i + 1) / count) for i in range(count)]
+        bounds = torch.tensor(steps, dtype=torch.float64)
+        bounds[-1] = high
+        place = torch.searchsorted(bounds, scale - 1e-12).clamp(max=count - 1)
+        padded = (bounds[place] * mean).ceil()
+        expected = tuple((1 - totals.sum(1) / padded.sum(1).clamp(min=1)).tolist())
+        if max(expected) <= waste:
+            break
+    sizes = [Size(math.ceil(float(mean[0]) * s), math.ceil(float(mean[1]) * s)) for s in bounds.tolist()]
+    return Sizes([_distinct(size, batch_size + 1) for size in sizes], expected)
+
+
+def _distinct(size: Size, graphs: int) -> Size:
+    """The size, enlarged by what makes numbers of nodes, edges and graphs differ: norms tell rows by their number."""
+    edges = size.edges + (size.edges == graphs)
+    nodes = size.nodes
+    while nodes in (edges, graphs):
+        nodes += 1
+    return Size(nodes, edges)
+
+
+def pad_edges(nodes: int, edges: int) -> Tensor:
+    """Edges ``[2, edges]`` among ``nodes`` nodes, without self loops and with equal degrees as far as possible."""
+    if not edges:
+        return torch.empty(2, 0, dtype=torch.int64)
+    if nodes < LEAST_NODES:
+        raise ValueError(f"pad_edges: nodes must be at least {LEAST_NODES}, got {nodes}")
+    ids = torch.arange(edges)
+    src = ids % nodes
+    return torch.stack((src, (src + 1 + ids // nodes % (nodes - 1)) % nodes))
+
+
+# Norms ---------------------------------------------------------------------------------------------------------------
+
+
+class _Masks(threading.local):
+    def __init__(self):
+        self.masks: tuple[Tensor, ...] = ()
+
+
+_active = _Masks()
+
+
+@contextlib.contextmanager
+def real_rows(
+    batch: Any = None,
+    *,
+    nodes: Optional[Tensor] = None,
+    edges: Optional[Tensor] = None,
+    graphs: Optional[Tensor] = None,
+) -> Iterator[None]:
+    """Lets norms that :func:`convert_batchnorm` has converted ignore a batch's padding inside the block.
+
+    Args:
+        batch: a batch of ``edgeless.pyg.loader.PaddedLoader``, or None.
+        nodes, edges, graphs: masks ``[N]``, ``[E]`` and ``[G]``, true for real ones, instead of those of the batch.
+    Raises:
+        TypeError: neither a batch nor a mask is given.
+    """
+    given = (nodes, edges, graphs)
+    if batch is not None:
+        given = (batch.node_mask, batch.edge_mask, batch.graph_mask)
+    masks = tuple(mask for mask in given if mask is not None)
+    if not masks:
+        raise TypeError("real_rows: a batch or a mask must be given")
+    before, _active.masks = _active.masks, masks
+    try:
+        yield
+    finally:
+        _active.masks = before
+
+
+class BatchNorm1d(torch.nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d`` whose statistics are those of the real rows within a block of :func:`real_rows`.
+
+    Outside of one, and where it uses its running statistics, it is the class itself. Rows of padding are normalised
+    with the statistics of the others.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[R, C]`` to ``[R, C]``, where R is the number of nodes, of edges or of graphs of the batch.
+
+        Raises:
+            ValueError: another number of rows, or more than two dimensions.
+        """
+        if not _active.masks or not (self.training or self.running_mean is None):
+            return super().forward(input)
+        if input.dim() != 2:
+            raise ValueError(f"BatchNorm1d: input must be [rows, channels] in a padded batch, got {list(input.shape)}")
+        real = next((mask for mask in _active.masks if mask.numel() == len(input)), None)
+        if real is None:
+            sizes = ", ".join(str(mask.numel()) for mask in _active.masks)
+            raise ValueError(
+                f"BatchNorm1d: input must have as many rows as the batch has nodes, edges or graphs, {sizes}, got "
+                f"{len(input)}"
+            )
+        wide = torch.promote_types(input.dtype, torch.float32)
+        rows, real = input.to(wide), real.unsqueeze(1)
+        count = real.sum().to(wide)
+        mean = torch.where(real, rows, 0).sum(0) / count
+        centred = rows - mean
+        variance = torch.where(real, centred, 0).square().sum(0) / count
+        if self.training and self.track_running_stats and self.running_mean is not None:
+            self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
+        out = centred * torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            out = out * self.weight + self.bias
+        return out.to(input.dtype)
+
+    def _follow(self, mean: Tensor, variance: Tensor) -> None:
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+            for running, now in ((self.running_mean, mean), (self.running_var, variance)):
+                running.copy_(running * (1 - share) + now.to(running.dtype) * share)
+
+
+# Norms whose result for a row depends on other graphs' rows, or whose statistics do, and why they are not converted.
+_REFUSED = {
+    "SyncBatchNorm": "its statistics are those of several processes",
+    "BatchNorm2d": "its rows are no nodes",
+    "BatchNorm3d": "its rows are no nodes",
+    "HeteroBatchNorm": "its statistics are by type",
+    "PairNorm": "it centres all nodes of a batch together",
+    "MeanSubtractionNorm": "it centres all nodes of a batch together unless it is given the batch",
+    "DiffGroupNorm": "its statistics are weighted by cluster",
+}
+
+
+def convert_batchnorm(model: torch.nn.Module) -> torch.nn.Module:
+    """Makes the batch norms of a model ignore the padding of batches, in place.
+
+    ``torch.nn.BatchNorm1d``, and PyG's BatchNorm, which has one, keep their parameters, statistics and ``state_dict``;
+    their class becomes :class:`BatchNorm1d`. Norms within graphs or rows (GraphNorm, LayerNorm, InstanceNorm without
+    running statistics, given the batch) need no change.
+
+    Returns:
+        ``model`` itself.
+    Raises:
+        TypeError: model is no module.
+        ValueError: a norm's result would depend on the padding and cannot be converted.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"convert_batchnorm: model must be a torch.nn.Module, got {type(model).__name__}")
+    refused = []
+    for name, module in model.named_modules():
+        kind = next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _REFUSED), None)
+        if kind is not None:
+            refused.append(f"{name or 'the model'} ({kind}): {_REFUSED[kind]}")
+        elif "InstanceNorm" in type(module).__name__ and getattr(module, "track_running_stats", False):
+            refused.append(f"{name or 'the model'} ({type(module).__name__}): it averages statistics over graphs")
+        elif isinstance(module, torch.nn.BatchNorm1d) and type(module) not in (torch.nn.BatchNorm1d, BatchNorm1d):
+            refused.append(f"{name or 'the model'} ({type(module).__name__}): it is a subclass with changes of its own")
+    if refused:
+        raise ValueError("convert_batchnorm: norms that would see the padding remain: " + "; ".join(refused))
+    for module in model.modules():
+        if type(module) is torch.nn.BatchNorm1d:
+            module.__class__ = BatchNorm1d
+    return model

@@ -1,0 +1,104 @@
+"""DGL's twin of PaddedLoader: outputs and gradients of real graphs are those of batches without padding."""
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("dgl")
+
+import dgl
+from torch import nn
+
+from edgeless.dgl.dataloading import GraphDataLoader, PaddedLoader
+from edgeless.dgl.nn import GATv2Conv, GraphConv
+from edgeless.padding import convert_batchnorm, real_rows
+
+
+def molecules(count=40, labels=True, idtype=torch.int64):
+    made, found = torch.Generator().manual_seed(0), []
+    for _ in range(count):
+        nodes = int(torch.randint(4, 20, (1,), generator=made))
+        ring = torch.arange(nodes)
+        ends = torch.cat((ring, (ring + 1) % nodes)), torch.cat(((ring + 1) % nodes, ring))
+        graph = dgl.graph(ends, num_nodes=nodes, idtype=idtype)
+        graph.ndata["x"] = torch.randn(nodes, 6, generator=made, dtype=torch.float64)
+        graph.edata["w"] = torch.rand(2 * nodes, generator=made, dtype=torch.float64)
+        label = torch.randn(2, generator=made, dtype=torch.float64)
+        found.append((graph, label, 3) if labels else graph)
+    return found
+
+
+def test_batches_have_few_shapes_and_masks():
+    loader, shapes = PaddedLoader(molecules(), 8, shuffle=True), set()
+    for _ in range(3):
+        for graph, label, number, real in loader:
+            shapes.add((graph.num_nodes(), graph.num_edges(), *label.shape))
+            assert graph.batch_size == 9 == len(label) == len(number) == len(real) and real.tolist() == [True] * 8 + [
+                False
+            ]
+            nodes = int(graph.batch_num_nodes()[:8].sum())
+            assert graph.ndata["node_mask"].sum() == nodes and graph.ndata["node_mask"][:nodes].all()
+            assert graph.edata["edge_mask"].sum() == graph.batch_num_edges()[:8].sum()
+            assert not graph.ndata["x"][nodes:].any() and not label[8].any() and number.tolist() == [3] * 8 + [0]
+    assert len(shapes) <= len(loader.sizes.sizes) <= 8
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_graphs_alone_and_a_last_batch_of_fewer(idtype):
+    graphs = molecules(11, labels=False, idtype=idtype)
+    (first, real), (last, fewer) = PaddedLoader(graphs, 8)
+    assert first.batch_size == last.batch_size == 9 and real.sum() == 8 and fewer.tolist() == [True] * 3 + [False] * 6
+    assert torch.equal(last.ndata["x"][last.ndata["node_mask"]], dgl.batch(graphs[8:]).ndata["x"])
+
+
+class Net(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.first, self.second = layer(6), layer(4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, graph):
+        with graph.local_scope():
+            x = self.norm(self.first(graph, graph.ndata["x"]).flatten(1)).relu()
+            graph.ndata["h"] = self.second(graph, x).flatten(1)
+            return dgl.mean_nodes(graph, "h")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda width: GATv2Conv(width, 4, 1, allow_zero_in_degree=True), lambda width: GraphConv(width, 4)],
+    ids=["GATv2Conv", "GraphConv"],
+)
+def test_results_and_gradients_are_those_without_padding(layer):
+    torch.manual_seed(0)
+    model = Net(layer).double()
+    twin, data = convert_batchnorm(copy.deepcopy(model)), molecules(20)
+    pairs = zip(GraphDataLoader(data, batch_size=8), PaddedLoader(data, 8), strict=True)
+    for (plain, label, _), (graph, padded, _, real) in pairs:
+        model.zero_grad(), twin.zero_grad()
+        out = model(plain)
+        (out[:, :2] - label).square().mean().backward()
+        with real_rows(nodes=graph.ndata["node_mask"], edges=graph.edata["edge_mask"], graphs=real):
+            found = twin(graph)
+        (found[real][:, :2] - padded[real]).square().mean().backward()
+        assert torch.allclose(found[real], out, rtol=1e-10, atol=1e-13)
+        for mine, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+            assert torch.allclose(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="homogeneous graphs, or tuples that begin with one, got int"):
+        PaddedLoader([3], 1)
+    with pytest.raises(TypeError, match="got NoneType"):
+        PaddedLoader([], 1)
+    with pytest.raises(TypeError, match="collate_fn cannot be given"):
+        PaddedLoader(molecules(3), 1, collate_fn=list)
+
+
+def test_other_loaders_are_dgls_own():
+    import dgl.dataloading
+
+    import edgeless.dgl.dataloading
+
+    assert edgeless.dgl.dataloading.NeighborSampler is dgl.dataloading.NeighborSampler
