@@ -33,6 +33,9 @@ COMMANDS = {
 class Parser(argparse.ArgumentParser):
     """Reports a wrong argument in one line, without the usage text, which is in --help."""
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})  # else demo's --data would mean --dataset
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
@@ -74,6 +77,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _run(argv: list[str]) -> int:
     parser = Parser(prog="edgeless", description="Graph layers that never write an edge tensor.")
+    version = importlib.import_module("edgeless").__version__
+    parser.add_argument("--version", action="version", version=f"edgeless {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
     modules = {}
     for name, (module, help_text) in COMMANDS.items():
