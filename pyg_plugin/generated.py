@@ -24,8 +24,6 @@ from torch_geometric.utils import to_edge_index
 from edgeless.backends import Explanation, current_backend, transform_refusal
 from edgeless.graph_checks import compiling
 from edgeless.programs import ProgramCache, Refused
-from edgeless.programs.compiled import compile_mode
-from edgeless.programs.compiled import compiling as compiling_walks
 
 from . import worth
 from .conv import _HOOKS, Scriptable, sizes_of
@@ -38,6 +36,9 @@ _ORIGINAL = {
     for step in ("propagate", "edge_updater")
 }
 CHOICES = ("auto", "off", "land", "on")
+# What os.environ looks up in: a variable that is not set costs it an exception, some 8 us of a small call's 100.
+_ENVIRONMENT = getattr(os.environ, "_data", os.environ)
+_VARIABLE = os.environ.encodekey("EDGELESS_GENERATE") if _ENVIRONMENT is not os.environ else "EDGELESS_GENERATE"
 PROGRAMS = ProgramCache()
 MOST_PROGRAMS = 32  # of one layer
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -61,7 +62,9 @@ def generate_choice() -> str:
     Raises:
         ValueError: it has another value.
     """
-    choice = os.environ.get("EDGELESS_GENERATE", "") or "auto"
+    if _VARIABLE not in _ENVIRONMENT:
+        return "auto"
+    choice = os.environ["EDGELESS_GENERATE"] or "auto"
     if choice not in CHOICES:
         raise ValueError(f"EDGELESS_GENERATE must be one of {', '.join(CHOICES)}, got {choice!r}")
     return choice
@@ -82,6 +85,9 @@ class GeneratedLayer(Scriptable):
 
     def _explanation(self, inputs: tuple, kwargs: dict, plan: bool) -> Explanation:
         """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
+        from edgeless.programs.compiled import compile_mode  # with the tracer, which takes long to import
+        from edgeless.programs.compiled import compiling as compiling_walks
+
         name = type(self).__name__
         layer, devices = copy.deepcopy(self), []
         before = _recording.calls, _recording.explains
@@ -230,18 +236,29 @@ def _scriptable(cls: type) -> type:
 
 def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
     method = stock_step(layer, step)
-    if compiling():
+    if compiling() or _is_tiny(edge_index):
         return method(layer, edge_index, *args, **kwargs)
+    refusal = None
     try:
         result, program = _generated(layer, step, method, names, edge_index, args, kwargs)
-        outcome, text = program.how, program.text() if _recording.calls is not None else ""
     except Refused as error:
-        if _recording.calls is not None:
-            _recording.calls.append((str(error), None))
-        return method(layer, for_stock(edge_index), *args, **kwargs)
+        refusal = str(error)
     if _recording.calls is not None:
-        _recording.calls.append((outcome, text))
-    return result
+        _recording.calls.append((program.how, program.text()) if refusal is None else (refusal, None))
+    if refusal is None:
+        return result
+    return method(layer, for_stock(edge_index), *args, **kwargs)  # an error of it is not one within a refusal
+
+
+def _is_tiny(edge_index) -> bool:
+    """Whether it is plain without a closer look that the stock method runs: looking takes time, and there it counts."""
+    return (
+        type(edge_index) is Tensor
+        and edge_index.size(-1) < worth.TINY
+        and edge_index.dtype is torch.int64
+        and _recording.calls is None
+        and generate_choice() == "auto"
+    )
 
 
 def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tuple[Any, Any]:
