@@ -29,8 +29,6 @@ from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ra
 from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
 from edgeless.programs import ProgramCache, Refused
-from edgeless.programs.compiled import compile_mode
-from edgeless.programs.compiled import compiling as compiling_walks
 
 from . import worth
 from .conv import _HOOKS, Scriptable, sizes_of
@@ -43,6 +41,9 @@ _ORIGINAL = {
     for step in ("propagate", "edge_updater")
 }
 CHOICES = ("auto", "off", "land", "on")
+# What os.environ looks up in: a variable that is not set costs it an exception, some 8 us of a small call's 100.
+_ENVIRONMENT = getattr(os.environ, "_data", os.environ)
+_VARIABLE = os.environ.encodekey("EDGELESS_GENERATE") if _ENVIRONMENT is not os.environ else "EDGELESS_GENERATE"
 PROGRAMS = ProgramCache()
 MOST_PROGRAMS = 32  # of one layer
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -57,7 +58,9 @@ def generate_choice() -> str:
     Raises:
         ValueError: it has another value.
     """
-    choice = os.environ.get("EDGELESS_GENERATE", "") or "auto"
+    if _VARIABLE not in _ENVIRONMENT:
+        return "auto"
+    choice = os.environ["EDGELESS_GENERATE"] or "auto"
     if choice not in CHOICES:
         raise ValueError(f"EDGELESS_GENERATE must be one of {', '.join(CHOICES)}, got {choice!r}")
     return choice
@@ -226,6 +229,9 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
     if compiling():
         note_trace(type(layer), False)
         return method(layer, edge_index, *args, **kwargs)
+    if _is_tiny(edge_index):
+        ran_stock(type(layer), layer, (worth.OF_TINY,))
+        return method(layer, edge_index, *args, **kwargs)
     try:
         with _compiling():
             result, program = _generated(layer, step, method, names, edge_index, args, kwargs)
@@ -243,11 +249,24 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
         raise
 
 
+def _is_tiny(edge_index) -> bool:
+    """Whether it is plain without a closer look that the stock method runs: looking takes time, and there it counts."""
+    return (
+        type(edge_index) is Tensor
+        and edge_index.size(-1) < worth.TINY
+        and edge_index.dtype is torch.int64
+        and not looks_ahead()
+        and generate_choice() == "auto"
+    )
+
+
 def _compiling() -> contextlib.AbstractContextManager:
     """Compiles walks at once where :func:`edgeless.explain` wants to know what later calls will run."""
-    if looks_ahead() and generate_choice() == "auto" and compile_mode() != "off":
-        return compiling_walks("now")
-    return contextlib.nullcontext()
+    if not looks_ahead() or generate_choice() != "auto":
+        return contextlib.nullcontext()
+    from edgeless.programs import compiled  # with the tracer, which takes long to import
+
+    return contextlib.nullcontext() if compiled.compile_mode() == "off" else compiled.compiling("now")
 
 
 def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tuple[Any, Any]:

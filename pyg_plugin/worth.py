@@ -14,16 +14,22 @@ from torch import Tensor
 
 from edgeless.graph import Graph
 from edgeless.programs import Refused
+from edgeless.programs.cache import hooks_of_saved_tensors
 
 # From these numbers on compiled code, generated kernels and existing ops are faster, forward and backward. Below, PyG's
 # tensors stay in the caches and calls of Python decide.
-LEAST = {"cpu": 1 << 20, "cuda": 1 << 23}
+LEAST = {"cpu": 1 << 20, "cuda": 1 << 26}
+TINY = 1 << 10  # edges, below which no width has so many
+OF_TINY = f"fewer than {TINY:,} edges take PyG's ops less time than a closer look"
 # From these on ops on blocks of edges are, but for gradients of extrema, where nothing is compiled.
 INTERPRETED = 1 << 25
 # A program is made once a layer has computed so many: PyG takes about as long for them as a trace.
 TRACED = {"cpu": 1 << 25, "cuda": 1 << 30}
 # Or at once for so many, whose tensors may not fit into memory.
 AT_ONCE = 1 << 28
+# On CUDA walks with more sums over all edges, or more results, than those of GINEConv and GENConv were measured slower.
+MOST_SUMS, MOST_SINKS = 1 << 11, 4
+_HOOKED = "saved tensors have hooks, under which a call that is repeated must run the same way"
 _ANYWAY = " (EDGELESS_GENERATE=on runs it all the same)"
 
 _computed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -58,6 +64,10 @@ def _refuse_fewer(num_edges: int, width: int, device: torch.device) -> None:
 def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.device) -> None:
     """Refuses to make a program for a layer that has not yet computed as much as a trace costs."""
     numbers = num_edges * width_of(kwargs)
+    if _are_hooked():
+        if numbers < _large(device):
+            raise Refused(f"{_HOOKED}{_ANYWAY}")
+        return
     total = _computed.get(layer, 0) + numbers
     worth = TRACED[device.type]
     if total < worth and numbers < AT_ONCE:
@@ -70,15 +80,40 @@ def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.de
 
 def refuse_slow(program, graph: Graph) -> None:
     """Refuses a program that would be slower on a graph by what can run it now."""
+    from edgeless.programs.rules import value_of  # the tracer, which this imports, takes long to import
+    from edgeless.programs.schedule import is_total
+
+    numbers = graph.num_edges * program.width
     _refuse_fewer(graph.num_edges, program.width, graph.device)
-    if program.landing is not None or program.ready(graph):
+    if _are_hooked() and (numbers < _large(graph.device) or program.divides_extrema):
+        raise Refused(f"{_HOOKED}{_ANYWAY}")
+    if program.landing is not None:
         return
     if graph.device.type == "cuda":
-        raise Refused(f"some of its walks have no generated kernels{_ANYWAY}")
+        for walk in program.walks():
+            sums = sum(value_of(sink).numel() for sink in walk.sinks if is_total(sink))
+            if sums >= MOST_SUMS or len(walk.sinks) > MOST_SINKS:
+                raise Refused(f"a walk has {len(walk.sinks)} results and sums {sums} numbers over all edges{_ANYWAY}")
+        if not program.ready(graph):
+            raise Refused(f"some of its walks have no generated kernels{_ANYWAY}")
+    if program.ready(graph):
+        return
     if program.divides_extrema:
         raise Refused(f"walks of a minimum's or maximum's gradient are faster only where they are compiled{_ANYWAY}")
-    if graph.num_edges * program.width < INTERPRETED:
+    if numbers < INTERPRETED:
         raise Refused(
             f"its walks are not compiled, and {graph.num_edges} edges with {program.width} numbers each are fewer than "
             f"the {INTERPRETED} from which they are faster{_ANYWAY}"
         )
+
+
+def _are_hooked() -> bool:
+    """Whether hooks see saved tensors, as those of a checkpoint do. It calls a function twice and compares what is
+    saved, so what was computed or compiled in between must decide nothing.
+    """
+    return torch.is_grad_enabled() and hooks_of_saved_tensors() is not None
+
+
+def _large(device: torch.device) -> int:
+    """The numbers from which a program runs whatever came before."""
+    return INTERPRETED if device.type == "cpu" else AT_ONCE

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Union
+
+import torch
 
 from .spaces import Argument, Refused
 
@@ -66,9 +69,10 @@ class ProgramCache:
 
         self.traces += 1
         try:
-            program = Program(function, arguments, one_set, receiving, wanted)
-            check(program, function, arguments, one_set)
-            _try_landing(program, function, arguments, one_set)
+            with _without_hooks():
+                program = Program(function, arguments, one_set, receiving, wanted)
+                check(program, function, arguments, one_set)
+                _try_landing(program, function, arguments, one_set)
         except Refused as error:
             return str(error)
         except Exception as error:  # whatever a trace breaks at, the stock layer runs
@@ -79,6 +83,18 @@ class ProgramCache:
     def clear(self) -> None:
         """Forgets all programs."""
         self._entries.clear()
+
+
+def hooks_of_saved_tensors() -> Any:
+    """The hooks that see what autograd saves now, such as a checkpoint's, or None."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _without_hooks():
+    """What a trace and a check save is no matter of the caller's hooks."""
+    if hooks_of_saved_tensors() is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 def _try_landing(program: Program, function: Callable, arguments: Sequence[Argument], one_set: bool) -> None:

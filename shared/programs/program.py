@@ -19,7 +19,7 @@ from .blocks import Interpreter, call_whole
 from .passes import rewrite
 from .recording import Ops
 from .rules import Inference, space_of, value_of
-from .schedule import Schedule, is_fold, is_total, operands, schedule, steps_text, values_text
+from .schedule import Schedule, Walk, is_fold, is_total, operands, schedule, steps_text, values_text
 from .spaces import EDGE, Argument, Refused, Sizes
 from .tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
 
@@ -132,6 +132,10 @@ class Program:
         sizes = [value_of(n) for n in self.module.graph.nodes if n.op != "output" and _is_by_edge(n)]
         return max((v.numel() // self.sizes.edges for v in sizes if isinstance(v, Tensor)), default=0)
 
+    def walks(self) -> list[Walk]:
+        """The walks of the forward and of the backward."""
+        return [walk for plan in (self.plan, self.backward_plan) if plan is not None for walk in plan.walks()]
+
     def compile(self) -> None:
         """Writes the walks' functions."""
         self.forward = Interpreter(self.plan, self.receiving)
@@ -142,9 +146,7 @@ class Program:
         if graph.device.type == "cuda":
             runs = [run for run in (self.forward, self.backward) if run is not None]
             return all(run.all_on_cuda(graph.device) for run in runs)
-        plans = [plan for plan in (self.plan, self.backward_plan) if plan is not None]
-        walks = [walk for plan in plans for walk in plan.walks()]
-        ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in walks]  # all begin side by side
+        ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in self.walks()]  # all begin side by side
         return all(ready)
 
     def may_run_compiled(self, graph: Graph) -> bool:
@@ -272,7 +274,8 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents):
         program, count = ctx.program, ctx.count
-        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]  # raises if one was written in place
+        everything = ctx.saved_tensors  # raises if one was written in place; a checkpoint allows to ask once
+        tensors, saved = everything[:count], everything[count:]
         cotangents = cotangents[: program.results]
         if torch.is_grad_enabled() or any(map(torch._C._functorch.is_batchedtensor, cotangents)):
             tensors = list(tensors)

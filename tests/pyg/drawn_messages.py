@@ -167,7 +167,6 @@ MADE = {  # as functions of nothing
         ["mean", "max"], ["identity", "amplification", "attenuation", "linear"], torch.tensor([1, 3, 4, 2])
     ),
     "attention": lambda: aggr.AttentionalAggregation(nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)),
-    "median": lambda: aggr.MedianAggregation(),
 }
 LEAVES = ["x_i", "x_j", "x_j", "e", "w", "z_j", "z_i", "type", "vector"]
 FORMS = ["message"] * 8 + ["edge update", "edge update", "two parts", "own aggregate", "own aggregate", "with nodes"]

@@ -149,18 +149,24 @@ def _process(number: int, options, queue) -> None:
     os.environ["EDGELESS_COMPILE_WALKS"] = options.walks
     if options.device != "cpu" and installed_nvrtc().version >= (13, 0):
         compiler.OPTIONS = (*compiler.OPTIONS, "--Ofast-compile=max")
-    end, said, wrong, layers = time.time() + options.seconds, Counter(), [], 0
+    end, said, wrong, layers = time.time() + options.seconds, Counter(), 0, 0
     seed = options.first + number
     while time.time() < end and layers < options.count:
         generated.PROGRAMS.clear()
         try:
             said.update(outcome.split(" (")[0] for outcome in run(seed, options.device))
-        except Wrong as error:
-            wrong.append(str(error))
         except Exception as error:
-            wrong.append(f"seed {seed}: {type(error).__name__}: {error} {traceback.format_exc()[-600:]}")
+            wrong += 1
+            where = "" if isinstance(error, Wrong) else traceback.format_exc()[-600:]
+            print(f"WRONG seed {seed}: {type(error).__name__}: {error} {where}", flush=True)
+            if "CUDA error" in str(error):  # after which nothing runs in this process
+                break
         layers, seed = layers + 1, seed + options.processes
     compiled.wait()
+    print(
+        f"process {number}: {layers} layers to seed {seed}, {wrong} wrong, {said['taken']} calls by programs",
+        flush=True,
+    )
     queue.put((layers, seed, said, wrong))
 
 
@@ -182,12 +188,10 @@ def main() -> None:
     found = [queue.get() for _ in jobs]
     for job in jobs:
         job.join()
-    said, wrong = sum((s for _, _, s, _ in found), Counter()), [w for *_, each in found for w in each]
+    said, wrong = sum((s for _, _, s, _ in found), Counter()), sum(each for *_, each in found)
     last = max(seed for _, seed, _, _ in found)
-    print(f"{sum(n for n, *_ in found)} layers from seed {options.first} to {last}, {len(wrong)} wrong")
+    print(f"{sum(n for n, *_ in found)} layers from seed {options.first} to {last}, {wrong} wrong")
     print(f"{said['taken']} calls by programs; others: {(said - Counter(taken=said['taken'])).most_common(25)}")
-    for text in wrong:
-        print("WRONG", text)
 
 
 if __name__ == "__main__":
