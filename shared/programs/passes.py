@@ -188,7 +188,7 @@ class _Rewriter:
         elif (
             space.kind != EDGE
             or space.cross
-            or not (self.to_nodes(node) or self.as_sum(node) or self.as_cat(node) or self.as_linear(node))
+            or not any(way(node) for way in (self.to_nodes, self.as_sum, self.as_cat, self.as_part, self.as_linear))
         ):
             self.made[node] = self.copy(node)
 
@@ -233,11 +233,11 @@ class _Rewriter:
     def values(self, node: Node) -> list:
         return [term for _, term in self.forms[node].terms]
 
-    def view(self, node: Node, operand: Node, term):
+    def view(self, node: Node, operand: Node, term, shape: Optional[tuple] = None):
         if isinstance(term, Plain):
             return Plain(self.copy(node, {operand: term.node}))
         rows = self.copy(node, {operand: term.rows}, self.sizes.of(term.kind))
-        return Gathered(term.end, rows, space_of(node).dim, term.kind, shape_of(node))
+        return Gathered(term.end, rows, space_of(node).dim, term.kind, shape or shape_of(node))
 
     @staticmethod
     def terms(form, factor) -> list:
@@ -266,6 +266,22 @@ class _Rewriter:
         if space_of(node).dim == dims - 1 or from_front(node.args[1] if len(node.args) > 1 else 0, dims) != dims - 1:
             return False
         self.forms[node] = Cat([(self.form(part), shape_of(part)[-1]) for part in node.args[0]])
+        return True
+
+    def as_part(self, node: Node) -> bool:
+        """Keeps parts apart where another dimension than that of the rows and that of the parts is left."""
+        operand = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        if name_of(node) != "select" or not isinstance(self.forms.get(operand), Cat):
+            return False
+        dims = len(shape_of(operand))
+        if from_front(node.args[1], dims) in (space_of(operand).dim, dims - 1):
+            return False
+        parts = []
+        for part, width in self.forms[operand].parts:
+            kept = part if isinstance(part, (Plain, Gathered)) else Plain(self.build(part))
+            shape = (*shape_of(node)[:-1], width)
+            parts.append((self.view(node, operand, kept, shape), width))
+        self.forms[node] = Cat(parts)
         return True
 
     def as_linear(self, node: Node) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from edgeless.__main__ import main
+from edgeless.tools.cli.devices import installed
 
 pytestmark = pytest.mark.usefixtures("short_turns")
 
@@ -68,3 +69,22 @@ def test_engines_that_compute_a_case_stand_beside_the_chosen_one(tmp_path, capsy
     assert blocks["reuse"] >= 1 and blocks["build_ms"] > 0 and blocks["blocks_bytes"] > 0
     printed = capsys.readouterr().out
     assert "The engine that is chosen, against the fastest" in printed and "rowsplit" in printed
+
+
+def test_the_generator_suite_runs_in_pieces(tmp_path, capsys, monkeypatch):
+    if not installed("pyg"):
+        pytest.skip("needs pyg")
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+    monkeypatch.setenv("EDGELESS_COMPILE_WALKS", "off")
+    file = tmp_path / "generator.json"
+    piece = ["--graph", "toy", "--layer", "resgated", "gine-16", "--width", "8", "16", "--peers", "pyg", "edgeless-pyg"]
+    options = ["--suite", "generator-cpu", *piece, "--device", "cpu", "--rounds", "1", "--warmup", "0", "--no-memory"]
+    assert main(["bench", *options, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["results"]
+    cells = [(r["case"]["name"], r["case"]["features"], r["case"]["heads"] * r["case"]["channels"]) for r in rows]
+    assert list(dict.fromkeys(cells)) == [
+        ("resgated", 8, 8), ("resgated", 16, 16), ("gine-16", 8, 8), ("gine-16", 16, 16)
+    ]  # fmt: skip
+    assert all(row["failed"] is None for row in rows) and len(rows) == 4 * 4
+    assert main(["bench", "--layer", "resgated", "--width", "0"]) != 0
+    assert "--width must be at least 1, got 0" in capsys.readouterr().err

@@ -11,10 +11,10 @@ from edgeless.__main__ import main
 from edgeless.tools import timing
 from edgeless.tools.bench import graphs, measure, memory
 from edgeless.tools.bench.command import DROPPING
-from edgeless.tools.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_sparse, known
+from edgeless.tools.bench.peers import LAYER_PEERS, SPARSE_PEERS, Refused, build, has_torch_sparse, known
 from edgeless.tools.bench.work import Case, Work, op_case
 from edgeless.tools.cli.devices import UsageError, installed
-from edgeless.tools.cli.layers import LAYERS
+from edgeless.tools.cli.layers import GENERATED, LAYERS
 from edgeless.tools.cli.memory import Peak
 
 TOY = graphs.load("toy", None, torch.device("cpu"))
@@ -84,6 +84,32 @@ def test_layers_agree_with_the_stock_ones(layer, framework):
         assert (mine is None) == (stock is None)
         if mine is not None:
             assert norm_error(mine, stock) < 1e-10
+
+
+@pytest.mark.parametrize("layer", GENERATED)
+def test_generated_layers_agree_with_the_stock_ones(layer, monkeypatch):
+    if not installed("pyg"):
+        pytest.skip("needs pyg")
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+    case = Case("layer", layer, "fp64", features=8, heads=1, channels=8)
+    mine, stock = (computed(case, peer) for peer in ("edgeless-pyg", "pyg"))
+    edges = 10_000 in {len(grad) for grad in mine[1:] if grad is not None}
+    assert edges == (GENERATED[layer].edge_features is not None)  # their features have gradients too
+    for a, b in zip(mine, stock, strict=True):
+        assert norm_error(a, b) < 1e-10
+    monkeypatch.setenv("EDGELESS_GENERATE", "off")
+    with pytest.raises(Refused, match="because EDGELESS_GENERATE is off"):  # never a stock layer's time
+        build(case, "edgeless-pyg", TOY)
+
+
+def test_generated_layers_have_inputs_of_16_bits_and_no_heads(monkeypatch):
+    if not installed("pyg"):
+        pytest.skip("needs pyg")
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+    work = build(Case("layer", "gine-16", "bf16", features=8, heads=1, channels=8), "edgeless-pyg", TOY)
+    assert [t.dtype for t in work.inputs[:2]] == [torch.bfloat16] * 2
+    assert {t.dtype for t in work.inputs[2:]} == {torch.float32}
+    work.forward_backward()
 
 
 @pytest.mark.parametrize("layer", [name for name, layer in LAYERS.items() if layer.multiplies])

@@ -10,7 +10,7 @@ from typing import Optional
 
 from edgeless.tools.cli.console import milliseconds
 from edgeless.tools.cli.devices import UsageError
-from edgeless.tools.cli.layers import LAYERS
+from edgeless.tools.cli.layers import EVERY_LAYER
 
 from .measure import Result
 from .work import MODES, Case
@@ -47,7 +47,7 @@ class Baseline:
         """The best peer of one cell; None where no peer was measured, as for all cells with dropout."""
         if case.dropout:
             return None
-        name = LAYERS[case.name].baseline if case.kind == "layer" else case.name
+        name = EVERY_LAYER[case.name].baseline if case.kind == "layer" else case.name
         row = self._rows.get((case.kind, graph, name, case.dtype))
         return None if row is None else _figure(row, mode)
 

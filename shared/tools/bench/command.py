@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Optional
@@ -14,14 +15,14 @@ from edgeless.distributed.carriers import CARRIERS
 from edgeless.tools.cli.console import print_table
 from edgeless.tools.cli.devices import UsageError, pick_device
 from edgeless.tools.cli.files import check_writable, writing
-from edgeless.tools.cli.layers import LAYERS
+from edgeless.tools.cli.layers import EVERY_LAYER, GENERATED, LAYERS
 from edgeless.tools.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.tools.cli.setting import setting_of
 from edgeless.tools.timing import Timer
 
 from . import ddp, engines, minibatch, new_graphs, plans, scaleout, shapes
 from .baseline import H200, H200_RELATIONS, Baseline, geometric_means
-from .graphs import HELP, MOLECULES, BenchGraph, check_name, has_relations, load
+from .graphs import MOLECULES, OWN, BenchGraph, check_name, has_relations, load
 from .measure import Plan, Result, measure, peers_of
 from .peers import LAYER_PEERS, OP_PEERS
 from .report import planned, print_case
@@ -34,7 +35,7 @@ RELATIONAL = tuple(name for name, layer in LAYERS.items() if layer.types is not 
 ONE_HEAD = {"features": 64, "heads": 1, "channels": 64}
 SIZES = {"features": 128, "heads": 4, "channels": 32}
 NEW_GRAPHS = {
-    "graph": list(MOLECULES),
+    "graph": [name for name, count in MOLECULES.items() if count <= 64],
     "new_graphs": tuple(name for name in LAYERS if name != "gcn-cached"),  # which is for one graph
     "features": 64,
     "heads": 4,
@@ -117,6 +118,23 @@ SUITES = {
         "baseline": H200,
     },
     "h200-molecules": {**NEW_GRAPHS, "peers": ["pyg", "edgeless-pyg"]},
+    "generator": {
+        "graph": ["hm", "pokec", "arxiv", "city-roads-L", "molecules-4096"],
+        "layer": tuple(GENERATED),
+        "width": [64, 128],
+        "dtype": ["fp32", "bf16"],
+        "peers": ["pyg", "pyg-compiled", "edgeless-pyg", "edgeless-pyg-graphed"],
+        "rounds": 2,
+        "warmup": 3,
+        "runs": 5,
+    },
+    "generator-cpu": {
+        "graph": ["tolokers"],
+        "layer": tuple(GENERATED),
+        "width": [64],
+        "peers": ["pyg", "pyg-compiled", "edgeless-pyg"],
+        "rounds": 3,
+    },
     "relations": {
         "graph": ["aifb", "fb15k"],
         "layer": RELATIONAL,
@@ -144,79 +162,77 @@ def _numbers(text: str) -> list[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the command: first those of a user who asks what a layer or a graph gains."""
-    parser.add_argument("--layer", nargs="+", choices=LAYERS, help="whole layers, 128 -> 4 heads of 32 by default")
-    parser.add_argument("--graph", nargs="+", help=HELP)
+    """Declares the options of the command."""
+    parser.add_argument("--suite", choices=SUITES, help="options of a set of figures in docs/performance.md")
+    parser.add_argument("--graph", nargs="+", help=f"{', '.join(OWN)}, a twin (pokec, ...), or a file of --data")
     parser.add_argument("--data", type=Path, help="folder with ind.cora.* or NAME.npz somewhere in it")
-    parser.add_argument("--features", type=int, help="input features of a layer (default: 128)")
-    parser.add_argument("--heads", type=int, help="of a layer (default: 4)")
-    parser.add_argument("--channels", type=int, help="of a layer, per head (default: 32)")
-    parser.add_argument("--dropout", type=float, default=0.0, help=f"in attention, of --op and {', '.join(DROPPING)}")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: 2)")
+    parser.add_argument("--layer", nargs="+", choices=EVERY_LAYER, help="whole layers, 128 -> 4 heads of 32 by default")
+    parser.add_argument(
+        "--width",
+        nargs="+",
+        type=int,
+        help=f"numbers that the layers {', '.join(GENERATED)} take and give for a node (default: 64)",
+    )
+    parser.add_argument(
+        "--op", nargs="+", help="bare aggregation: gatv2_H2_D64, gat_H4_D32, gt_H4_D128, spmm_both_F512, min_F512"
+    )
+    parser.add_argument(
+        "--minibatch",
+        nargs="+",
+        choices=LAYERS,
+        help="training two such layers on sampled neighbours, in float32",
+    )
+    parser.add_argument(
+        "--new-graphs",
+        nargs="+",
+        choices=LAYERS,
+        help="three such layers, in float32, on a graph that is new in every step, as a batch of molecules is",
+    )
+    parser.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")
+    parser.add_argument(
+        "--fanout", type=_numbers, default=[15, 10], help="neighbours a node draws, from the seeds outwards (15,10)"
+    )
+    parser.add_argument(
+        "--shapes", action="store_const", const=True, help="bare attention over heads and head dims: which fall off"
+    )
+    parser.add_argument(
+        "--scale-out", nargs="+", metavar="MODEL", help="full-batch training on parts of the graph: sage-mean, gatv2"
+    )
+    parser.add_argument("--ddp", nargs="+", metavar="MODEL", help="mini-batches with and without DDP, likewise")
+    parser.add_argument("--parts", type=int, default=2, help="processes, or GPUs, for these two (default: 2)")
+    parser.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
+    parser.add_argument(
+        "--carrier", nargs="+", choices=CARRIERS, help="what brings rows of other processes to --scale-out"
+    )
     parser.add_argument(
         "--dtype",
         nargs="+",
         choices=DTYPES,
         help="of an op's inputs; a layer runs under autocast, or over relations in it",
     )
+    parser.add_argument("--features", type=int, help="input features of a layer (default: 128)")
+    parser.add_argument("--heads", type=int, help="of a layer (default: 4)")
+    parser.add_argument("--channels", type=int, help="of a layer, per head (default: 32)")
+    parser.add_argument("--dropout", type=float, default=0.0, help=f"in attention, of --op and {', '.join(DROPPING)}")
     parser.add_argument("--peers", nargs="+", choices=sorted({*LAYER_PEERS, *OP_PEERS}))
     parser.add_argument("--mode", nargs="+", choices=MODES, help="default: both")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    _add_subjects(parser.add_argument_group("other subjects than whole layers on a graph"))
-    _add_measuring(parser.add_argument_group("how it is measured"))
-
-
-def _add_subjects(group) -> None:
-    group.add_argument(
-        "--op", nargs="+", help="bare aggregation: gatv2_H2_D64, gat_H4_D32, gt_H4_D128, spmm_both_F512, min_F512"
-    )
-    group.add_argument(
-        "--minibatch",
-        nargs="+",
-        choices=LAYERS,
-        help="training two such layers on sampled neighbours, in float32",
-    )
-    group.add_argument(
-        "--new-graphs",
-        nargs="+",
-        choices=LAYERS,
-        help="three such layers, in float32, on a graph that is new in every step, as a batch of molecules is",
-    )
-    group.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")
-    group.add_argument(
-        "--fanout", type=_numbers, default=[15, 10], help="neighbours a node draws, from the seeds outwards (15,10)"
-    )
-    group.add_argument(
-        "--shapes", action="store_const", const=True, help="bare attention over heads and head dims: which fall off"
-    )
-    group.add_argument(
-        "--scale-out", nargs="+", metavar="MODEL", help="full-batch training on parts of the graph: sage-mean, gatv2"
-    )
-    group.add_argument("--ddp", nargs="+", metavar="MODEL", help="mini-batches with and without DDP, likewise")
-    group.add_argument("--parts", type=int, default=2, help="processes, or GPUs, for these two (default: 2)")
-    group.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
-    group.add_argument(
-        "--carrier", nargs="+", choices=CARRIERS, help="what brings rows of other processes to --scale-out"
-    )
-
-
-def _add_measuring(group) -> None:
-    group.add_argument("--suite", choices=SUITES, help="options of a set of figures in docs/performance.md")
-    group.add_argument("--compare-threads", type=_numbers, metavar="1,2", help="time each peer with each of these")
-    group.add_argument("--rounds", type=int, help="turns of each peer (default: 5 on the CPU, 3 on CUDA)")
-    group.add_argument("--runs", type=int, help="runs of a turn on CUDA (default: 10)")
-    group.add_argument("--warmup", type=int, help="runs before (default: 2 on the CPU, 10 on CUDA)")
-    group.add_argument("--cold-l2", action="store_true", help="empty the L2 before every run on CUDA")
-    group.add_argument(
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: 2)")
+    parser.add_argument("--compare-threads", type=_numbers, metavar="1,2", help="time each peer with each of these")
+    parser.add_argument("--rounds", type=int, help="turns of each peer (default: 5 on the CPU, 3 on CUDA)")
+    parser.add_argument("--runs", type=int, help="runs of a turn on CUDA (default: 10)")
+    parser.add_argument("--warmup", type=int, help="runs before (default: 2 on the CPU, 10 on CUDA)")
+    parser.add_argument("--cold-l2", action="store_true", help="empty the L2 before every run on CUDA")
+    parser.add_argument(
         "--no-memory", action="store_const", const=True, help="leave out the peaks (a process for each peer)"
     )
-    group.add_argument(
+    parser.add_argument(
         "--limit",
         type=float,
         help="seconds that a peer may take for a few steps in a process of its own, on the CPU (default: any)",
     )
-    group.add_argument("--baseline", type=Path, help="JSON with figures of the best peers; print our ratio to them")
+    parser.add_argument("--baseline", type=Path, help="JSON with figures of the best peers; print our ratio to them")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
 
 
 def complete(args: argparse.Namespace) -> argparse.Namespace:
@@ -238,6 +254,9 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     args.mode = args.mode or list(MODES)
     if len(args.fanout) != 2:
         raise UsageError(f"--fanout takes a number for each of the two layers, as in 15,10, got {args.fanout}")
+    args.width = args.width or [64]
+    for width in args.width:
+        check_count("--width", width)
     for name in ("features", "heads", "channels", "batch_size", "rounds", "runs", "parts"):
         check_count(f"--{name.replace('_', '-')}", getattr(args, name))
     check_count("--warmup", args.warmup, least=0)
@@ -272,11 +291,15 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
         ops = [op_case(name, dtype, args.dropout) for name in args.op or () for dtype in args.dtype]
     except ValueError as error:
         raise UsageError(f"--op: {error}") from None
-    sizes = (args.features, args.heads, args.channels, args.dropout)
+    layers = []
     for name in args.layer or ():
         if args.dropout and name not in DROPPING:
             raise UsageError(f"--dropout is for {', '.join(DROPPING)}, got --layer {name}")
-    return [Case("layer", name, dtype, *sizes) for name in args.layer or () for dtype in args.dtype] + ops
+        sizes = [(args.features, args.heads, args.channels, args.dropout)]
+        if name in GENERATED:
+            sizes = [(width, 1, width, 0.0) for width in args.width]
+        layers += [Case("layer", name, dtype, *size) for size in sizes for dtype in args.dtype]
+    return layers + ops
 
 
 def run(args: argparse.Namespace) -> int:
@@ -296,6 +319,9 @@ def run(args: argparse.Namespace) -> int:
     )
     plan = Plan(timer, args.peers, args.mode, threads, not args.no_memory, args.data, args.limit)
     cases = cases_of(args)
+    if any(case.name in GENERATED for case in cases):
+        os.environ.setdefault("EDGELESS_GENERATE", "on")
+        os.environ.setdefault("EDGELESS_COMPILE_WALKS", "now")  # what is timed must not change in between
     sizes = (args.features, args.heads, args.channels)
     steps = [Case("minibatch", name, "fp32", *sizes) for name in args.minibatch or ()]
     renewed = [Case("new graphs", name, "fp32", *sizes) for name in args.new_graphs or ()]

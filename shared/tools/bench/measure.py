@@ -18,7 +18,7 @@ from edgeless.tools.timing import Failed, Timer
 
 from . import memory, peers
 from .graphs import BenchGraph
-from .work import DTYPES, MODES, Case
+from .work import DTYPES, MODES, Case, Work
 
 # An illegal access ends the CUDA context and with it every measurement that follows.
 _MISALIGNED = "left out: dies with a misaligned address in a kernel of Inductor's (seen with torch 2.11)"
@@ -138,18 +138,26 @@ def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
     torch.set_num_threads(plan.threads[0])
     if case.kind == "op":
         timed = [result for result in results if peers.ours(result.peer) and result.failed is None]
-        ran = {peer: peers.engine_of(works[peer]) for peer in {result.peer for result in timed}}
+        engines = {peer: peers.engine_of(works[peer]) for peer in {result.peer for result in timed}}
         for result in timed:
-            result.engine = ran[result.peer]
-    works.clear()
+            result.engine = engines[result.peer]
     runs.clear()
+    ran = dict.fromkeys(result.peer for result in results if result.failed is None) if plan.memory else {}
+    made = [peer for peer in ran if device.type == "cuda" and memory.is_made_by_runs(peer)]
+    for peer in (*made, *(peer for peer in ran if peer not in made)):
+        work = works.pop(peer) if peer in made else None
+        if work is None and works:
+            _forget(works, device)
+        _take_peaks(plan, graph, [result for result in results if result.peer == peer], peaks.get(peer), work)
+    _forget(works, device)
+    return results
+
+
+def _forget(works: dict[str, Work], device: torch.device) -> None:
+    works.clear()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    if plan.memory:
-        for peer in dict.fromkeys(result.peer for result in results if result.failed is None):
-            _take_peaks(plan, graph, [result for result in results if result.peer == peer], peaks.get(peer))
-    return results
 
 
 def _try_out(plan: Plan, graph: BenchGraph, case: Case, peer: str) -> tuple[Optional[dict], Optional[str]]:
@@ -169,7 +177,9 @@ def _with_threads(run: Callable[[], None], threads: int) -> Callable[[], None]:
     return timed
 
 
-def _take_peaks(plan: Plan, graph: BenchGraph, results: list[Result], peaks: Optional[dict]) -> None:
+def _take_peaks(
+    plan: Plan, graph: BenchGraph, results: list[Result], peaks: Optional[dict], made: Optional[Work]
+) -> None:
     """Fills in the peaks of one peer, where they are not known already.
 
     The resident set of this process says nothing about one peer, so on the CPU each gets a process of its own. The
@@ -178,7 +188,8 @@ def _take_peaks(plan: Plan, graph: BenchGraph, results: list[Result], peaks: Opt
     some = results[0]
     try:
         if peaks is None:
-            peaks = _peaks_here(graph, some) if plan.timer.device.type == "cuda" else _peaks_of_child(plan, some)
+            cuda = plan.timer.device.type == "cuda"
+            peaks = _peaks_here(graph, some, made) if cuda else _peaks_of_child(plan, some)
     except (ChildError, torch.cuda.OutOfMemoryError) as error:
         print(f"{some.graph}, {some.case.label}: memory of {some.peer} not measured: {str(error).splitlines()[-1]}")
         return
@@ -187,10 +198,11 @@ def _take_peaks(plan: Plan, graph: BenchGraph, results: list[Result], peaks: Opt
         result.first_call_bytes = peaks.get("first_call")
 
 
-def _peaks_here(graph: BenchGraph, some: Result) -> dict:
-    edgeless.clear_cache()
+def _peaks_here(graph: BenchGraph, some: Result, made: Optional[Work]) -> dict:
+    if made is None:
+        edgeless.clear_cache()
     gc.collect()
-    return memory.measure(some.case, some.peer, graph)
+    return memory.measure(some.case, some.peer, graph, made)
 
 
 def _peaks_of_child(plan: Plan, some: Result) -> dict:

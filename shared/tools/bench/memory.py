@@ -12,12 +12,20 @@ from edgeless.tools.cli.memory import peak_memory
 
 from . import graphs
 from .peers import build
-from .work import MODES, Case
+from .work import MODES, Case, Work
 
 
-def measure(case: Case, peer: str, graph: graphs.BenchGraph) -> dict[str, Optional[float]]:
+def is_made_by_runs(peer: str) -> bool:
+    """Whether a peer's first runs make what later ones use: code for its shapes, or a recording."""
+    return peer.endswith(("-compiled", "-graphed", "-captured"))
+
+
+def measure(case: Case, peer: str, graph: graphs.BenchGraph, made: Optional[Work] = None) -> dict[str, Optional[float]]:
     """Peak bytes above the inputs, per mode; None where a CUDA graph is replayed, whose memory was taken when it was
     captured.
+
+    Args:
+        made: the peer, if its first runs were made already (:func:`is_made_by_runs`).
 
     What a peer keeps between calls (a converted graph) counts; what loads at a process's first call (imports, thread
     pools, the compiler) does not, and is brought in by a call on a toy graph. ``kept`` is the part of the peaks that is
@@ -25,10 +33,12 @@ def measure(case: Case, peer: str, graph: graphs.BenchGraph) -> dict[str, Option
     peer compiles for the shapes that it meets, so it is warmed up on the graph itself and only its steady state is
     told.
     """
+    if made is not None and all(map(made.is_replayed, MODES)):
+        return dict.fromkeys(MODES)
     device = graph.edge_index.device
-    compiled = peer.endswith(("-compiled", "-graphed", "-captured"))
+    compiled = is_made_by_runs(peer)
     if compiled:
-        work = build(case, peer, graph)
+        work = made or build(case, peer, graph)
         for mode in MODES:
             work.mode(mode)()
     else:

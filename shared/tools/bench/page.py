@@ -18,7 +18,7 @@ from edgeless.tools.cli.console import megabytes, milliseconds
 from edgeless.tools.cli.layers import LAYERS
 from edgeless.whole_files import whole_file
 
-from . import ddp, engines, picture, scaleout, shapes
+from . import ddp, engines, generated, picture, scaleout, shapes
 from .command import SUITES
 from .peers import LAYER_PEERS, ours
 from .runs import DEMO, Suite, geometric_mean, read
@@ -359,6 +359,11 @@ def _chosen(choice: Optional[engines.Choice]) -> str:
     return MISSING if choice is None else f"{choice.fastest} {ratio(choice.slowdown)}"
 
 
+_GENERATED = (
+    "How many times as long the faster of PyG and PyG compiled takes, forward / forward + backward, and how many times "
+    "as large the lesser of their peaks is: geometric means of each kind of message, in brackets the layer that gains "
+    "least with its backward"
+)
 SECTIONS = (
     Section(DEMO, "Training two layers", "Each side in a process of its own; same seed, graph and parameters.", _demo),
     Section(
@@ -383,6 +388,12 @@ SECTIONS = (
         "many times as long as edgeless in the same framework, or why a layer was left out. DGL is given sorted edges "
         "and is told so; DGL's column of RGCNConv is RelGraphConv, and it has no RGAT.",
         _relations,
+    ),
+    Section(
+        "generator-cpu",
+        "CPU: messages that are generated",
+        f"{_GENERATED}; below, ms of each layer with its own ratios.",
+        generated.table,
     ),
     Section(
         "minibatch",
@@ -438,6 +449,13 @@ SECTIONS = (
         "H200: batches of small graphs",
         "As on the CPU, with the time from a step's begin until the GPU is done.",
         _new_graphs,
+    ),
+    Section(
+        "generator",
+        "H200: messages that are generated",
+        f"{_GENERATED}. Behind a semicolon the same of ours replayed from a CUDA graph. GINEConv's and GENConv's edges "
+        "have as many features as nodes; bf16: rows of 16 bits under autocast.",
+        generated.table,
     ),
     Section(
         "shapes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 from collections.abc import Callable
 from typing import Optional, Union
@@ -13,7 +14,7 @@ from torch import Tensor
 import edgeless
 from edgeless.engines import waits_for_gpu
 from edgeless.plan_recording import record
-from edgeless.tools.cli.layers import LAYERS, make_input, make_layer
+from edgeless.tools.cli.layers import EVERY_LAYER, make_input, make_layer
 
 from .graphs import BenchGraph
 from .ops import OPS, graph_of
@@ -53,7 +54,7 @@ def ours(peer: str) -> bool:
 def known(case: Case) -> tuple[str, ...]:
     """Every peer that computes a case."""
     if case.kind == "layer":
-        layer = LAYERS[case.name]
+        layer = EVERY_LAYER[case.name]
         peers = [p for p in LAYER_PEERS if p not in SPARSE_PEERS or layer.multiplies]
         return tuple(peer for peer in peers if getattr(layer, LAYER_PEERS[peer][0]) is not None)
     engines = ENGINE_PEERS if case.op.startswith("spmm") else _TWO_ENGINES
@@ -64,7 +65,7 @@ def known(case: Case) -> tuple[str, ...]:
 def default(case: Case) -> tuple[str, ...]:
     """The peers that are compared when none are named."""
     if case.kind == "layer":
-        typed = LAYERS[case.name].types is not None  # compiling a loop over relations takes minutes
+        typed = EVERY_LAYER[case.name].types is not None  # compiling a loop over relations takes minutes
         return tuple(
             peer
             for peer in known(case)
@@ -90,7 +91,7 @@ def edge_bytes(case: Case, peer: str, graph: BenchGraph) -> int:
     if peer not in ("pyg", "plain"):
         return 0
     width, itemsize = case.heads * case.channels, DTYPES[case.dtype].itemsize
-    if case.kind != "layer" or LAYERS[case.name].types is None:
+    if case.kind != "layer" or EVERY_LAYER[case.name].types is None:
         return 7 * graph.num_edges * width * 4
     relations = graph.relations
     if case.name == "rgat":
@@ -115,22 +116,32 @@ def build(case: Case, peer: str, graph: BenchGraph) -> Work:
 
 def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
     framework, side, how = LAYER_PEERS[peer]
-    device = graph.edge_index.device
+    device, known = graph.edge_index.device, EVERY_LAYER[case.name]
     sizes = (case.features, case.heads, case.channels)
     layer = make_layer(case.name, framework, side, *sizes, dropout=case.dropout, relations=graph.relations).to(device)
     x = torch.randn(graph.num_nodes, case.features, device=device)
-    typed, dtype, autocast = LAYERS[case.name].types is not None, DTYPES[case.dtype], None
+    typed, dtype, autocast = known.types is not None, DTYPES[case.dtype], None
     if typed or dtype == torch.float64:
         layer, x = layer.to(dtype), x.to(dtype)
     elif dtype != torch.float32:
         autocast = dtype
+    if known.group is not None:  # its inputs are another layer's results, of 16 bits under autocast
+        x = x.to(dtype)
     if peer in SPARSE_PEERS:
         handle = _sparse(peer, graph, x.dtype)
     else:
         handle = make_input(case.name, framework, graph.edge_index, graph.num_nodes, graph.relations)
+    if how == "compiled":
+        torch._dynamo.reset()  # of a class compiled too often the next layer would run eagerly
     call = torch.compile(layer, dynamic=False) if how == "compiled" else layer
     features = [part.clone().requires_grad_() for part in handle.parts(x)] if typed else [x.requires_grad_()]
     arguments = (*features, handle) if framework == "pyg" else (handle, *features)
+    if known.edge_features is not None:
+        columns = known.edge_features or case.heads * case.channels
+        edge_attr = _edge_features(graph.name, graph.num_edges, columns, dtype, device).detach().requires_grad_()
+        features, arguments = [*features, edge_attr], (*arguments, edge_attr)
+    if known.group is not None and side == "edgeless" and (why := _why_stock(layer, features[1:], x, autocast)):
+        raise Refused(why)
 
     def compute() -> Union[Tensor, list[Tensor]]:
         return handle.call(call, features) if typed else call(*arguments)
@@ -140,6 +151,21 @@ def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
     if how == "captured":
         return CapturedWork(*given, handle=edgeless.capture(layer).captured)
     return GraphedWork(*given) if how == "graphed" else Work(*given)
+
+
+@functools.lru_cache(maxsize=1)
+def _edge_features(graph: str, edges: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The peers of a case share them: a copy for each would leave less room for what they compute."""
+    return torch.randn(edges, columns, device=device).to(dtype)
+
+
+def _why_stock(layer: torch.nn.Module, edge_attr: list[Tensor], x: Tensor, autocast: Optional[torch.dtype]) -> str:
+    """Why the stock code would run for a layer that the generator should, tried on a small graph; empty if not."""
+    ends = torch.tensor([[0, 1, 2, 3, 0, 1, 2], [1, 2, 3, 0, 2, 3, 0]], device=x.device)
+    inputs = [t[:n].detach().requires_grad_() for t, n in ((x, 4), *((e, 7) for e in edge_attr))]
+    with torch.autocast(x.device.type, autocast, enabled=autocast is not None):
+        said = edgeless.explain(layer, inputs[0], ends, *inputs[1:])
+    return "" if said else str(said)
 
 
 def has_torch_sparse() -> bool:

@@ -36,6 +36,8 @@ class Layer:
         types: what a layer over relations is told the types of, "edges" or "edges and nodes"; how to build it takes the
             graph's :class:`Relations` as well.
         has_heads: the output is made by heads.
+        edge_features: how many numbers an edge has, 0: as many as the output; None: edges have no features.
+        group: the kind of message of a layer that the generator runs.
     """
 
     pyg: tuple[str, Build]
@@ -46,6 +48,8 @@ class Layer:
     maps: bool = True
     types: Optional[str] = None
     has_heads: bool = False
+    edge_features: Optional[int] = None
+    group: Optional[str] = None
 
     @property
     def classes(self) -> list[str]:
@@ -128,6 +132,60 @@ LAYERS = {
 }
 
 
+# Layers that the generator runs (docs/design.md), all of PyG and as wide as their input -------------------------------
+
+NARROW = 16  # features of an edge, where they are not as wide as the nodes'
+SUMS, CHANNELS, WIDE, NARROW_EDGES = GROUPS = (
+    "pointwise sums and means",
+    "softmax by channel, moments",
+    "edge features of full width",
+    "narrow edge features",
+)
+# What degrees scale PNA's results by; which ones they are changes no time.
+_PNA = {
+    "aggregators": ["mean", "min", "max", "std"],
+    "scalers": ["identity", "amplification", "attenuation"],
+    "deg": torch.arange(10),
+}
+
+
+def _generated(class_name: str, group: str, label: str, build: Build, edge_features: Optional[int] = None) -> Layer:
+    return Layer((class_name, build), None, False, label, edge_features=edge_features, group=group)
+
+
+def _edge_conv(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
+    width = heads * channels
+    perceptron = (torch.nn.Linear(2 * features, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
+    return cls(torch.nn.Sequential(*perceptron), aggr="sum")
+
+
+def _gine(edge_features: Optional[int]) -> Build:
+    def build(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
+        return cls(torch.nn.Linear(features, heads * channels), edge_dim=edge_features)
+
+    return build
+
+
+def _own_attention(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
+    from .own_attention import own_attention
+
+    return own_attention(cls)(features, heads * channels, NARROW)
+
+
+GENERATED = {
+    "resgated": _generated("ResGatedGraphConv", SUMS, "ResGatedGraphConv", _wide()),
+    "film": _generated("FiLMConv", SUMS, "FiLMConv", _wide()),
+    "edge-sum": _generated("EdgeConv", SUMS, "EdgeConv(sum)", _edge_conv),
+    "gen": _generated("GENConv", CHANNELS, "GENConv(softmax)", _wide(learn_t=True, num_layers=1), 0),
+    "pna": _generated("PNAConv", CHANNELS, "PNAConv", _wide(**_PNA)),
+    "gine": _generated("GINEConv", WIDE, "GINEConv", _gine(None), 0),
+    "gine-16": _generated("GINEConv", NARROW_EDGES, "GINEConv(edge_dim=16)", _gine(NARROW), NARROW),
+    "cg": _generated("CGConv", NARROW_EDGES, "CGConv(dim=16)", lambda cls, features, *_: cls(features, NARROW), NARROW),
+    "own-attention": _generated("MessagePassing", NARROW_EDGES, "own attention", _own_attention, NARROW),
+}
+EVERY_LAYER = {**LAYERS, **GENERATED}
+
+
 def make_layer(
     name: str,
     framework: str,
@@ -146,9 +204,9 @@ def make_layer(
     Raises:
         AttributeError: edgeless has no such layer for this framework.
     """
-    class_name, build = getattr(LAYERS[name], framework)
+    class_name, build = getattr(EVERY_LAYER[name], framework)
     cls = getattr(importlib.import_module(MODULES[framework, side]), class_name)
-    types = () if LAYERS[name].types is None else (relations,)
+    types = () if EVERY_LAYER[name].types is None else (relations,)
     return build(cls, features, heads, channels, dropout, *types)
 
 
@@ -168,7 +226,7 @@ def make_graph(framework: str, edge_index: Tensor, num_nodes: int, self_loops: b
 
 def make_input(name: str, framework: str, edge_index: Tensor, num_nodes: int, relations: Optional[Relations]):
     """What :func:`call_layer` takes as the graph of a layer: :func:`make_graph`'s, or a :class:`TypedInput`."""
-    layer = LAYERS[name]
+    layer = EVERY_LAYER[name]
     if layer.types is None:
         return make_graph(framework, edge_index, num_nodes, layer.self_loops)
     with_nodes = layer.types == "edges and nodes"
