@@ -24,6 +24,7 @@
 #include "graph/stamp.h"
 #include "jit/python.h"
 #include "plans.h"
+#include "programs/same_call.h"
 
 TORCH_LIBRARY(edgeless, m) {
   // Graphs. The index tensors of a call are all int32 or all int64. edge_ids maps an index in the CSR to the original
@@ -290,6 +291,7 @@ PYBIND11_MODULE(_C, m) {
   edgeless::define_decisions(m);
   edgeless::define_call_key(m);
   edgeless::define_recorded_call(m);
+  edgeless::define_same_call(m);
   edgeless::jit::define_jit(m);
   m.def("graph_of_few_edges", &edgeless::graph_of_few_edges);
   m.def("powers_of_few_degrees", &edgeless::powers_of_few_degrees);

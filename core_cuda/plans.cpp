@@ -12,6 +12,7 @@
 #include "common/fold.h"
 #include "jit/launch.h"
 #include "plan_names.h"
+#include "programs/walk_plan.h"
 #include "relational/plan.h"
 #include "spmm/plan.h"
 #include "thresholds.h"
@@ -87,6 +88,18 @@ py::dict fold_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int6
   return found;
 }
 
+// The plan of a generated walk: (blocks, slices, segments in each half of the workspace or 0 where no row is cut, the
+// bytes of the plan among the kernel's arguments).
+py::tuple walk_plan(int vectors, int64_t carry_bytes, bool has_totals, int64_t num_rows, int64_t num_edges,
+                    int64_t max_degree, int multiprocessors) {
+  cuda::FoldProblem p;
+  p.num_rows = num_rows, p.num_edges = num_edges, p.max_degree = carry_bytes > 0 ? max_degree : 0;
+  p.vectors = vectors, p.carry_bytes = carry_bytes * vectors, p.multiprocessors = multiprocessors;
+  const cuda::FoldPlan plan = cuda::programs::make_walk_plan(p, has_totals);
+  return py::make_tuple(plan.part.num_ranges, plan.slices, plan.hubs ? plan.slots : 0,
+                        py::bytes(reinterpret_cast<const char*>(&plan), sizeof(plan)));
+}
+
 // capability: 80 means 8.0. shared_bytes: the most that a thread block can request.
 int most_fused_width(const std::string& dtype, bool wide_index, int capability, int64_t shared_bytes) {
   return cuda::relational::most_fused_width(storage_named(dtype), wide_index, {capability, shared_bytes});
@@ -110,6 +123,8 @@ void define_plans(py::module_& m) {
         py::arg("num_edges"), py::arg("num_gathered"), py::arg("max_degree"), py::arg("carry_bytes"),
         py::arg("carry_budget"), py::arg("narrow_teams"), py::arg("number_bytes"), py::arg("weighed"),
         py::arg("wide_index"), py::arg("multiprocessors"), py::arg("l2_bytes"));
+  m.def("walk_plan", &walk_plan, py::kw_only(), py::arg("vectors"), py::arg("carry_bytes"), py::arg("has_totals"),
+        py::arg("num_rows"), py::arg("num_edges"), py::arg("max_degree"), py::arg("multiprocessors"));
   m.def("narrow_sums_pay", &cuda::narrow_sums_pay, py::kw_only(), py::arg("num_edges"), py::arg("num_rows"),
         py::arg("halves"), py::arg("weighted"));
   m.def("short_pieces_pay", &cuda::short_pieces_pay, py::arg("edges"), py::arg("pieces"), py::arg("tiles"),

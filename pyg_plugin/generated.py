@@ -28,12 +28,13 @@ from edgeless.call_errors import add_call
 from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
 from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
-from edgeless.programs import ProgramCache, Refused
+from edgeless.programs import FIRST, ProgramCache, Refused
 
 from . import worth
 from .conv import _HOOKS, Scriptable, sizes_of
 from .convert import SPARSE, for_stock, kind_of
 from .messages import Call
+from .recalled import Recalled, Remembering, recall
 
 # The original methods, which PyG's generated ones of a class are faster copies of.
 _ORIGINAL = {
@@ -49,6 +50,7 @@ MOST_PROGRAMS = 32  # of one layer
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _NARROW = (torch.int32, torch.int64)
 OFF = "EDGELESS_GENERATE is off"
+_ONE_TENSOR = pytree.tree_flatten(torch.empty(0))[1]
 
 
 def generate_choice() -> str:
@@ -225,6 +227,14 @@ def _scriptable(cls: type) -> type:
 
 
 def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
+    if not args and not compiling():
+        known = recall(layer, step, edge_index, kwargs, PROGRAMS)
+        if known is not None and _may_run_again(*known[:2], kwargs):
+            recalled, graph, tensors = known
+            program = recalled.program
+            values = program(graph, tensors)
+            ran_generated(layer, program.how, program.text)
+            return _results(layer, tensors, program, values)
     method = stock_step(layer, step)
     if compiling():
         note_trace(type(layer), False)
@@ -279,7 +289,7 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
             raise Refused(f"{step}() is called with arguments by position")
         kwargs = {"size": args[0], **kwargs}
     kwargs = dict(kwargs)
-    size = kwargs.pop("size", None)
+    size = written_size = kwargs.pop("size", None)
     given = edge_index
     edge_index, counts, kwargs = _plain_edges(layer, edge_index, kwargs, names)
     size = counts if counts is not None else sizes_of(size) if size is not None else None
@@ -305,7 +315,8 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
             raise Refused(reason)
     if torch.is_grad_enabled() and any(t.is_inference() for t in call.tensors):
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
-    key = call.key()
+    remembering = Remembering(call, layer, step)
+    key = remembering.key()
     if key not in PROGRAMS:
         if choice == "auto" and not looks_ahead():
             worth.refuse_early(layer, num_edges, kwargs, call.device)
@@ -321,11 +332,37 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         )
     except (IndexError, ValueError, TypeError) as error:
         raise Refused(f"the graph is refused: {error}") from error
+    _check_graph(program, graph, choice)
+    values = program(graph, call.tensors)
+    remembering.keep(given, written_size, choice, program, PROGRAMS)
+    return _results(layer, call.tensors, program, values), program
+
+
+def _check_graph(program, graph, choice: str) -> None:
+    """Refuses a graph on which a program cannot run, or would be slower."""
     if choice == "auto":
         worth.refuse_slow(program, graph)
-    if program.needs_last and not _last_have_edges(graph):
+    if program.needs_last and not graph.format("last nodes have edges", _last_have_edges):
         raise Refused("the number of nodes is computed from edge_index, whose last node has no edge")
-    return _results(call, program, program(graph, call.tensors)), program
+
+
+def _may_run_again(recalled: Recalled, graph, kwargs: dict) -> bool:
+    """Whether a program that is known runs on a graph; if not, the long way says why."""
+    program, num_edges = recalled.program, graph.num_edges
+    approved = num_edges, graph.index_dtype
+    if recalled.approved == approved and not program.needs_last:
+        return True
+    try:
+        if recalled.choice == "auto":
+            worth.refuse_small(num_edges, kwargs, graph.device)
+        if num_edges < program.least_edges:
+            return False
+        _check_graph(program, graph, recalled.choice)
+    except Refused:
+        return False
+    if program.landing is not None or program.ready(graph):  # what is compiled now stays so
+        recalled.approved = approved
+    return True
 
 
 def _check_settled(layer) -> None:
@@ -416,14 +453,17 @@ def _last_have_edges(graph) -> bool:
     return all(bool(rows.indptr[-1] > rows.indptr[-2]) for rows in (graph.csr, graph.csc))
 
 
-def _results(call: Call, program, values: list[Tensor]) -> Any:
+def _results(layer, tensors: list[Tensor], program, values: list[Tensor]) -> Any:
     """The stock method's result; buffers and attributes that it writes are written."""
     structure, writes = program.form
-    with torch.no_grad():
-        for position, value in zip(program.written, values[program.results :]):
-            call.tensors[position - 3].copy_(value)
-    values = values[: program.results]
-    modules = dict(call.layer.named_modules())
-    for (path, name), value in zip(writes, values[structure.num_leaves :]):
-        setattr(modules[path], name, value)
+    if program.written:
+        with torch.no_grad():
+            for position, value in zip(program.written, values[program.results :]):
+                tensors[position - FIRST].copy_(value)
+    if writes:
+        modules = dict(layer.named_modules())
+        for (path, name), value in zip(writes, values[structure.num_leaves :]):
+            setattr(modules[path], name, value)
+    if structure == _ONE_TENSOR:
+        return values[0]
     return pytree.tree_unflatten(values[: structure.num_leaves], structure)

@@ -51,7 +51,8 @@ struct FoldProblem {
   int64_t carry_budget = 0;   // bytes for the segments of all hubs
   bool narrow_teams = false;  // allows sub-warps of four lanes, for rows of at most four vectors
   int multiprocessors = 1;
-  int blocks_at_once = 0;  // occupancy in blocks per SM, 0: unknown
+  int blocks_at_once = 0;   // occupancy in blocks per SM, 0: unknown
+  int64_t least_share = 0;  // units of a quota
   int64_t l2_bytes = 0;
 };
 
@@ -96,6 +97,7 @@ inline void choose_shares(const FoldProblem& p, FoldPlan& plan) {
   if (plan.slices == 1 && one_turn_pays(of_one_turn, p.num_edges, p.num_rows, gathered, p.l2_bytes)) {
     share = of_one_turn;
   }
+  share = std::max(share, p.least_share);
   Partition& part = plan.part;
   part.range_units = share * teams;
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);

@@ -55,6 +55,11 @@ struct Loaded {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) chunk[i] = __ldcs(reinterpret_cast<const Chunk*>(at) + i);
   }
+  // Of a copy of such loads for `lanes` lanes, in which the chunks of neighbouring lanes are neighbours.
+  __device__ __forceinline__ void spread(const char* copy, int lanes, int lane) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) chunk[i] = reinterpret_cast<const Chunk*>(copy)[i * lanes + lane];
+  }
   __device__ __forceinline__ S operator[](int k) const {
     constexpr int kOfChunk = kBytes / sizeof(S);
     S some[kOfChunk];
@@ -212,6 +217,24 @@ __device__ __forceinline__ void both_exponentials(A a, A b, A& of_a, A& of_b) {
   of_b = b == top ? A(1) : power_of_two((b - top) * A(kLog2e));
 }
 
+// Copies what each of kLanes lanes reads of a parameter, kCount neighbours at place(lane), into shared memory.
+template <class S, int kCount, int kLanes, class Place>
+__device__ inline void copy_spread(const S* from, char* to, Place&& place) {
+  for (int lane = threadIdx.x; lane < kLanes; lane += kFoldThreads) {
+    Loaded<S, kCount> x;
+    x.gather(from + place(lane));
+#pragma unroll
+    for (int i = 0; i < x.kChunks; ++i) {
+      reinterpret_cast<typename Loaded<S, kCount>::Chunk*>(to)[i * kLanes + lane] = x.chunk[i];
+    }
+  }
+}
+
+// A number of which the compiler does not know that it is the same for every edge, for the same reason as below.
+__device__ __forceinline__ int afresh(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
 // A pointer of which the compiler does not know that it is the same for every edge, so that it keeps nothing that is
 // read from it in registers.
 template <class S>
@@ -257,7 +280,13 @@ template <class Walk, class I, class Args, int kBlocks>
 __global__ void __launch_bounds__(kFoldThreads, kBlocks) walk_kernel(const __grid_constant__ Args args) {
   const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
-  Walk walk(args, lane < args.plan.slice_vectors ? first + lane : static_cast<int>(args.vectors));
+  const int vector = lane < args.plan.slice_vectors ? first + lane : static_cast<int>(args.vectors);
+  __shared__ uint4 parameters[(Walk::kShared + 15) / 16 + (Walk::kShared == 0)];
+  Walk walk(args, vector, reinterpret_cast<char*>(parameters));
+  if constexpr (Walk::kShared > 0) {
+    walk.fill();
+    __syncthreads();
+  }
   fold_rows<Walk::kBatch, I>(args.graph, args.plan, walk);
   if constexpr (Walk::kTotals > 0) walk.finish();
 }

@@ -138,10 +138,12 @@ class Interpreter:
         self.plan, self.receiving = plan, receiving
         needed = {a for step in plan.steps for node in step.ops for a in node.all_input_nodes} | set(plan.outputs)
         self.needed = needed
-        self.on_cuda: dict[int, Any] = {}  # compiled walks by id, or why there is none
         for walk in plan.walks():
             walk.code = walk.code or Code(walk, plan.sizes, needed)
-        self.steps = [_compile(step, plan.sizes, needed) if isinstance(step, Walk) else step for step in plan.steps]
+        self.steps = [
+            _compile(step, plan.sizes, needed) if isinstance(step, Walk) else _on_nodes(step, plan.sizes)
+            for step in plan.steps
+        ]
         self.placeholders = [node for node in plan.module.graph.nodes if node.op == "placeholder"]
         self.constants = {n: getattr(plan.module, n.target) for n in plan.module.graph.nodes if n.op == "get_attr"}
 
@@ -165,16 +167,12 @@ class Interpreter:
         values: dict[Node, Any] = dict(zip(self.placeholders, tensors))
         values.update(self.constants)
         values.update(given or {})
-        sources, destinations = graph.num_src, graph.num_dst
-        if self.receiving == 0:
-            sources, destinations = destinations, sources
-        sizes = Sizes(sources, destinations, graph.num_edges)
+        sizes = graph.format(("sizes", self.receiving), _sizes_by_sources if self.receiving else _sizes_by_destinations)
         for step in self.steps:
-            if isinstance(step, Nodes):
-                for node in step.ops:
-                    values[node] = call_whole(node, values, self.plan.sizes, sizes)
-            else:
+            if isinstance(step, Compiled):
                 values.update(zip(step.walk.sinks, self._walk(step, values, graph, sizes, block, compiled)))
+            else:
+                step(values, sizes)
         return [values[node] for node in self.plan.outputs]
 
     def _walk(self, step: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int, compiled: bool) -> list[Any]:
@@ -206,9 +204,9 @@ class Interpreter:
             from .cuda_walks import cuda_walk  # not imported where no GPU is used
         except ImportError as error:  # its tables of lanes need NumPy
             return str(error)
-        if id(walk) not in self.on_cuda:
-            self.on_cuda[id(walk)] = cuda_walk(walk, self.plan.sizes, self.needed, device)
-        return self.on_cuda[id(walk)]
+        if walk.code.on_cuda is None:
+            walk.code.on_cuda = cuda_walk(walk, self.plan.sizes, self.needed, device)
+        return walk.code.on_cuda
 
     def all_on_cuda(self, device: torch.device) -> bool:
         """Whether generated kernels run all walks."""
@@ -222,8 +220,16 @@ class Interpreter:
         try:
             return found(values, graph, sizes, self.receiving)
         except (CompileError, NvrtcError) as error:
-            self.on_cuda[id(walk)] = str(error)
+            walk.code.on_cuda = str(error)
             return None
+
+
+def _sizes_by_sources(graph: Graph) -> Sizes:
+    return Sizes(graph.num_src, graph.num_dst, graph.num_edges)
+
+
+def _sizes_by_destinations(graph: Graph) -> Sizes:
+    return Sizes(graph.num_dst, graph.num_src, graph.num_edges)
 
 
 def _store(sink: Node) -> Callable:
@@ -276,6 +282,34 @@ def call_whole(node: Node, values: dict, traced: Sizes, real: Sizes):
         return _number(a, traced, real)
 
     return node.target(*map(argument, node.args), **{k: argument(v) for k, v in node.kwargs.items()})
+
+
+def _on_nodes(step: Nodes, traced: Sizes) -> Callable[[dict, Sizes], None]:
+    """Ops over whole tensors as a function of (values, sizes), which adds their results to the values."""
+    constants: list[Any] = []
+
+    def constant(value) -> str:
+        constants.append(value)
+        return f"c[{len(constants) - 1}]"
+
+    def argument(a) -> str:
+        if isinstance(a, Node):
+            return f"v[{constant(a)}]"
+        if isinstance(a, (list, tuple)):
+            return f"[{', '.join(map(argument, a))}]"
+        if not isinstance(a, bool) and isinstance(a, (int, float)) and a and a == a:
+            for kind in ("edge", "source", "destination"):
+                if a % traced.of(kind) == 0:
+                    return f"{constant(a // traced.of(kind))} * n.of({kind!r})"
+        return constant(a)
+
+    lines = []
+    for node in step.ops:
+        parts = [*map(argument, node.args), *(f"{name}={argument(a)}" for name, a in node.kwargs.items())]
+        lines.append(f"    v[{constant(node)}] = {constant(node.target)}({', '.join(parts)})")
+    scope: dict[str, Any] = {"c": constants}
+    exec(compile("def run(v, n):\n" + "\n".join(lines), "<ops on nodes>", "exec"), scope)
+    return scope["run"]
 
 
 # Walks as Python functions ------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ class ProgramCache:
     def __init__(self, most: int = _MOST):
         self._entries: OrderedDict[Hashable, Union[Program, str]] = OrderedDict()
         self._most, self._lock = most, threading.RLock()
-        self.traces = 0
+        self.traces = self.cleared = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -83,6 +83,7 @@ class ProgramCache:
     def clear(self) -> None:
         """Forgets all programs."""
         self._entries.clear()
+        self.cleared += 1
 
 
 def hooks_of_saved_tensors() -> Any:

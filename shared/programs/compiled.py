@@ -12,7 +12,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from .agreement import agree
 from .arrange import arrange
 from .c_code import CText, c_code
 from .items import NotLowered, Operand
-from .loops import Fold
 from .lower import lower
 from .rules import space_of, value_of
 from .schedule import Walk, operands
@@ -77,12 +76,15 @@ class Code:
 
     Attributes:
         why: a clause that says why the interpreter runs instead, or None.
+        on_cuda: on a GPU, the walk as generated kernels or a clause that says why there are none; None if not known.
     """
 
     def __init__(self, walk: Walk, sizes: Sizes, needed: set[Node]):
         self.walk, self.sizes, self.needed = walk, sizes, needed
         self.why: Optional[str] = None
+        self.on_cuda: Any = None
         self.reads = _reads(walk)
+        self._dtypes = [(node, value_of(node).dtype) for node in self.reads]
         self._variants: dict[tuple[bool, bool], _Function] = {}
         self._pending: set[tuple[int, bool]] = set()  # (process, wide) of what is compiled in the background
         self._examples: list[tuple] = []
@@ -90,6 +92,11 @@ class Code:
 
     def text(self) -> str:
         """How the walk runs, in words."""
+        if self.on_cuda is not None:
+            if isinstance(self.on_cuda, str):
+                return f"interpreted ({self.on_cuda})"
+            passes = len(self.on_cuda.passes)
+            return "a generated kernel" if passes == 1 else f"{passes} generated kernels"
         if self._variants:
             return "compiled"
         if self.why is not None:
@@ -105,7 +112,7 @@ class Code:
         mode = compile_mode()
         if mode == "off" or self.why is not None or graph.device.type != "cpu":
             return False
-        wide = _is_wide(graph, receives)
+        wide = walk_arrays(graph, receives).wide
         if (False, wide) not in self._variants:
             if mode == "now":
                 self._make(wide)
@@ -125,13 +132,16 @@ class Code:
         """
         if not self.ready(graph, receives) or self._is_double(values) is not False:
             return None
-        return self._variants[False, _is_wide(graph, receives)](values, graph, sizes, receives)
+        return self._variants[False, walk_arrays(graph, receives).wide](values, graph, sizes, receives)
 
     def _is_double(self, values: dict) -> Optional[bool]:
         """Whether floats are float64 though they were not in the trace, or None if some are neither way."""
-        pairs = [(values[node].dtype, value_of(node).dtype) for node in self.reads]
-        if all(a is b for a, b in pairs):
+        for node, dtype in self._dtypes:
+            if values[node].dtype is not dtype:
+                break
+        else:
             return False
+        pairs = [(values[node].dtype, dtype) for node, dtype in self._dtypes]
         return True if all(a is (torch.float64 if b.is_floating_point else b) for a, b in pairs) else None
 
     # Examples -------------------------------------------------------------------------------------------------------
@@ -175,7 +185,7 @@ class Code:
                     values, graph, _, receives, _ = self._examples[0]
                     double = self._is_double(values)
                     if double is not None:
-                        self._check(self._function((double, _is_wide(graph, receives))))
+                        self._check(self._function((double, walk_arrays(graph, receives).wide)))
                     self._examples = []
                 self._variants.setdefault((False, wide), self._function((False, wide)))
         except (NotLowered, c_compiler.NoCompiler) as error:
@@ -193,10 +203,6 @@ class Code:
 
 def _threads(edges: int, parts: int) -> int:
     return max(1, min(torch.get_num_threads(), edges // _FEW, parts))
-
-
-def _is_wide(graph: Graph, receives: bool) -> bool:
-    return (graph.csr if receives else graph.csc).indices.dtype is torch.int64
 
 
 def _copy(result: Optional[Tensor]) -> Optional[Tensor]:
@@ -217,10 +223,37 @@ def _same_winners(a: Tensor, b: Tensor, graph: Graph) -> bool:
     return torch.equal(ends[:, a[single]], ends[:, b[single]])
 
 
-def row_pointers(graph: Graph, receives: bool) -> Tensor:
-    """The row pointers of the CSR, or of the CSC, ``[N + 1]`` int64. Kept with the graph."""
-    arrays = graph.csr if receives else graph.csc
-    return graph.format(("indptr", receives), lambda _: arrays.indptr.long().contiguous())
+class Arrays(NamedTuple):
+    """What walks by one end of a graph's edges read.
+
+    Attributes:
+        tensors: row pointers ``[N + 1]`` int64, the other ends and, if edges are not in order, their ids ``[E]``.
+        rows: ``N``.
+        wide: whether ids are int64.
+    """
+
+    tensors: tuple[Optional[Tensor], ...]
+    rows: int
+    wide: bool
+
+
+def walk_arrays(graph: Graph, receives: bool) -> Arrays:
+    """The arrays of the CSR, or of the CSC. Kept with the graph."""
+    return graph.format(("arrays of walks", receives), _arrays_in if receives else _arrays_out)
+
+
+def _arrays_in(graph: Graph) -> Arrays:
+    return _arrays_of(graph.csr)
+
+
+def _arrays_out(graph: Graph) -> Arrays:
+    return _arrays_of(graph.csc)
+
+
+def _arrays_of(arrays) -> Arrays:
+    indptr = arrays.indptr.long().contiguous()
+    tensors = (indptr, arrays.indices, arrays.edge_ids)
+    return Arrays(tensors, indptr.numel() - 1, arrays.indices.dtype is torch.int64)
 
 
 class _Function:
@@ -229,47 +262,62 @@ class _Function:
     def __init__(self, code: CText, walk: Walk):
         self.code, self.walk = code, walk
         self.call = c_compiler.load(code.text).walk
-        self.operands = code.arranged.operands
-        self.folds: list[Fold] = [f for each in code.arranged.passes for f in each.folds if f.node is not None]
+        arranged = code.arranged
+        self.operands = [(operand, operand.node, operand.dtype, _is_moved(operand)) for operand in arranged.operands]
+        # Results: whether edges have rows in it, the shape of a row, the dtype, and the place of the rows.
+        self.results: list[tuple[bool, tuple[int, ...], torch.dtype, int]] = []
+        found: dict[Node, Any] = {}  # places among the results, of an extremum and its argument
+        for fold in (f for each in arranged.passes for f in each.folds if f.node is not None):
+            places = []
+            for item in (fold.best, fold.argument):
+                places.append(None if item is None else len(self.results))
+                if item is not None:
+                    self.results.append((False, tuple(item.shape), item.dtype, space_of(fold.node).dim))
+            found[fold.node] = tuple(places) if isinstance(value_of(fold.node), tuple) else places[0]
+        for result in arranged.by_edge:
+            found[result.node] = len(self.results)
+            shape = _item_shape(result.node)
+            self.results.append((True, shape, result.dtype, space_of(result.node).dim))
+        self.totals = [(tuple(total.array.shape), total.array.dtype) for total in arranged.totals]
+        found.update((total.node, len(self.results) + i) for i, total in enumerate(arranged.totals))
+        self.sinks = [found[sink] for sink in walk.sinks]
+        self.pointers = ctypes.c_void_p * (4 + len(self.operands) + len(self.results) + len(self.totals))
+        self.numbers = ctypes.c_long * 5
 
     def __call__(self, values: dict, graph: Graph, sizes: Sizes, receives: bool) -> list[Any]:
-        arrays = graph.csr if receives else graph.csc
-        indptr = row_pointers(graph, receives)
-        rows = indptr.numel() - 1
-        inputs = [self._rows(operand, values[operand.node]) for operand in self.operands]
-        outputs: list[Tensor] = []
-        for fold in self.folds:
-            outputs += [
-                torch.empty((rows, *b.shape), dtype=b.dtype) for b in (fold.best, fold.argument) if b is not None
-            ]
-        for result in self.code.arranged.by_edge:
-            outputs.append(torch.empty((sizes.edges, *_item_shape(result.node)), dtype=result.dtype))
-        totals = [torch.empty(t.array.shape, dtype=t.array.dtype) for t in self.code.arranged.totals]
+        arrays, rows, _ = walk_arrays(graph, receives)
+        inputs = []
+        for operand, node, dtype, moved in self.operands:
+            tensor = values[node]
+            if tensor.dtype is not dtype:
+                raise TypeError(f"{node} is {tensor.dtype} and not {dtype}")
+            inputs.append((_rows_in_front(operand, tensor) if moved else tensor).contiguous())
+        edges = sizes.edges
+        outputs = [torch.empty((edges if by_edge else rows, *s), dtype=d) for by_edge, s, d, _ in self.results]
+        totals = [torch.empty(shape, dtype=dtype) for shape, dtype in self.totals]
         workspace = torch.empty(self.code.workspace, dtype=torch.uint8)
-        tensors = [indptr, arrays.indices, arrays.edge_ids, *inputs, *outputs, *totals, workspace]
-        pointers = (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
-        numbers = (rows, sizes.sources, sizes.destinations, sizes.edges, _threads(sizes.edges, self.code.parts))
-        if self.call(pointers, (ctypes.c_long * 5)(*numbers)):
+        tensors = [*arrays, *inputs, *outputs, *totals, workspace]
+        numbers = (rows, sizes.sources, sizes.destinations, edges, _threads(edges, self.code.parts))
+        pointers = self.pointers(*[None if t is None else t.data_ptr() for t in tensors])
+        if self.call(pointers, self.numbers(*numbers)):
             raise IndexError("index out of range in self")
-        found, results = iter(outputs), {}
-        for fold in self.folds:
-            best = _placed(next(found), fold.node)
-            argument = None if fold.argument is None else _placed(next(found), fold.node)
-            results[fold.node] = (best, argument) if isinstance(value_of(fold.node), tuple) else best
-        for result in self.code.arranged.by_edge:
-            results[result.node] = _placed(next(found), result.node)
-        results.update(zip((t.node for t in self.code.arranged.totals), totals))
-        return [results[sink] for sink in self.walk.sinks]
+        made = [_placed(rows, dim) for rows, (_, _, _, dim) in zip(outputs, self.results)] + totals
+        return [
+            made[at] if isinstance(at, int) else tuple([None if i is None else made[i] for i in at])
+            for at in self.sinks
+        ]
 
-    def _rows(self, operand: Operand, tensor: Tensor) -> Tensor:
-        """An operand with its rows in front, the elements of a row in the order of its item."""
-        if tensor.dtype is not operand.dtype:
-            raise TypeError(f"{operand.node} is {tensor.dtype} and not {operand.dtype}")
-        if operand.kind != "param" and (operand.dim or operand.shape[operand.dim] != 1):
-            joined = operand.shape[operand.dim]
-            tensor = tensor.unflatten(operand.dim, (tensor.size(operand.dim) // joined, joined))
-            tensor = tensor.movedim(operand.dim, 0)
-        return tensor.contiguous()
+
+def _is_moved(operand: Operand) -> bool:
+    """Whether the rows of an operand are to be brought in front."""
+    return operand.kind != "param" and bool(operand.dim or operand.shape[operand.dim] != 1)
+
+
+def _rows_in_front(operand: Operand, tensor: Tensor) -> Tensor:
+    """An operand with its rows in front, the elements of a row in the order of its item."""
+    joined = operand.shape[operand.dim]
+    tensor = tensor.unflatten(operand.dim, (tensor.size(operand.dim) // joined, joined))
+    return tensor.movedim(operand.dim, 0)
 
 
 def _item_shape(node: Node) -> tuple[int, ...]:
@@ -277,7 +325,6 @@ def _item_shape(node: Node) -> tuple[int, ...]:
     return tuple(1 if d == dim else int(n) for d, n in enumerate(value_of(node).shape))
 
 
-def _placed(rows: Tensor, node: Node) -> Tensor:
+def _placed(rows: Tensor, dim: int) -> Tensor:
     """Rows ``[R, *item]`` as the value of a sink, whose rows may be in another dimension."""
-    dim = space_of(node).dim
     return rows.movedim(0, dim).squeeze(dim + 1).contiguous() if dim else rows.squeeze(1)

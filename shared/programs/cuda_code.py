@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from .affine import strides_of
-from .cuda_operands import Registers, TooManyKept
+from .cuda_operands import Registers, TooManyKept, TooMuchShared
 from .cuda_parts import (
     EDGE,
     MOST_REGISTERS,
@@ -59,11 +59,11 @@ def write(stage: Stage) -> Text:
     width, size = _frame(stage)
     error = None
     for per in _divisors(width, max(16 // size, 1)):
-        for keep in (True, False):
-            writer = _Writer(stage, width // per, per, keep)
+        for keep, share in ((True, False), (False, True), (False, False)):
+            writer = _Writer(stage, width // per, per, keep, share)
             try:
                 return writer.text()
-            except TooManyKept:
+            except (TooManyKept, TooMuchShared):
                 continue
             except NotLowered as found:
                 error = error or found
@@ -264,7 +264,7 @@ class _Writer(Registers):
         for way in ways:
             try:
                 way()
-            except TooManyKept:
+            except (TooManyKept, TooMuchShared):
                 raise
             except NotLowered as found:
                 error = error or found

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from .cuda_parts import EDGE, MOST_KEPT, ONCE, ROW, STORE, VIEWS, Stage, Value, stored_type
+from .cuda_parts import EDGE, MOST_KEPT, ONCE, ROW, SHARED_BYTES, STORE, VIEWS, Stage, Value, stored_type
 from .items import Folded, Item, NotLowered, Operand
 from .lane_tables import runs_of
 from .rules import name_of, value_of
@@ -19,6 +19,10 @@ class TooManyKept(NotLowered):
     """More values of parameters than a thread keeps."""
 
 
+class TooMuchShared(NotLowered):
+    """More bytes of parameters and results than a block has shared memory."""
+
+
 class Registers:
     """Registers by item and table, with the statements that run once, for a row, for an edge or behind a row.
 
@@ -26,10 +30,12 @@ class Registers:
         stage: what the pass computes.
         lanes, per: lanes that a row fills, and neighbouring values of a lane.
         keep: whether a thread keeps values of parameters from edge to edge.
+        share: whether the parameters that no thread keeps are copied into the block's shared memory.
     """
 
-    def __init__(self, stage: Stage, lanes: int, per: int, keep: bool):
-        self.stage, self.lanes, self.per, self.keep = stage, lanes, per, keep
+    def __init__(self, stage: Stage, lanes: int, per: int, keep: bool, share: bool):
+        self.stage, self.lanes, self.per, self.keep, self.share = stage, lanes, per, keep, share
+        self.fills: list[str] = []  # copy parameters
         self.members: list[str] = []
         self.lines: list[list[str]] = [[], [], [], []]  # by how often they run
         self.load: list[str] = []
@@ -43,7 +49,7 @@ class Registers:
         self.counter = itertools.count()
         self.done: dict[int, tuple[np.ndarray, list[str]]] = {}  # folds of this pass, where results are written
         self.uses_id = False
-        self.words = self.kept_values = self.extra = 0
+        self.words = self.kept_values = self.extra = self.shared_bytes = 0
 
     def name(self, letter: str) -> str:
         return f"{letter}{next(self.counter)}"
@@ -136,15 +142,18 @@ class Registers:
         kind, pointer, names = stored_type(item.dtype), self.pointer(item), []
         base = pointer if row == "0" else f"{pointer} + {row} * int64_t({item.numel})"
         free = row == "0" and when == EDGE  # a parameter that is not kept: the compiler must not keep it either
-        if free:
-            base = f"afresh({base})"
         for first, count in runs_of(table, item.numel if row != "0" else 0):
             name = self.name("g")
+            if free and self.share:
+                at = self.copied(base, kind, table[:, first : first + 1], count * item.dtype.itemsize, count)
+                self.lines[EDGE].append(f"Loaded<{kind}, {count}> {name}; {name}.spread(shared + anew + {at});")
+                names += self.texts_of(item, f"{name}", count)
+                continue
             place = self.place(table[:, first : first + 1], count)
             how = "once" if once or when == ROW else "gather"
             index = ""
             if free:
-                self.lines[EDGE].append(f"Loaded<{kind}, {count}> {name}; {name}.gather({base} + {place});")
+                self.lines[EDGE].append(f"Loaded<{kind}, {count}> {name}; {name}.gather(afresh({base}) + {place});")
             elif when == EDGE:
                 index = "[u]"
                 self.members.append(f"Loaded<{kind}, {count}> {name}[kBatch];")
@@ -153,13 +162,41 @@ class Registers:
             else:
                 self.members.append(f"Loaded<{kind}, {count}> {name};")
                 self.lines[when].append(f"{name}.{how}({base} + {place});")
-            texts = [f"value_of({name}{index}[{i}])" for i in range(count)]
-            if item.dtype is torch.bool:
-                texts = [f"({text} != 0)" for text in texts]
-            names += texts
+            names += self.texts_of(item, f"{name}{index}", count)
         return Value(names, when)
 
+    @staticmethod
+    def texts_of(item: Item, name: str, count: int) -> list[str]:
+        """The values that were loaded."""
+        texts = [f"value_of({name}[{i}])" for i in range(count)]
+        return [f"({text} != 0)" for text in texts] if item.dtype is torch.bool else texts
+
+    def copied(self, base: str, kind: str, column: np.ndarray, size: int, count: int) -> str:
+        """Where a lane finds its values of a parameter in shared memory, in which those of neighbouring lanes are
+        neighbours: in the parameter they are often a whole row apart, and every lane would read a line of its own.
+        """
+        one = column.shape[0] == 1 or bool((column == column[0]).all())
+        lanes, at = 1 if one else self.lanes, self.shared_bytes
+        self.shared_bytes += (size * lanes + 15) // 16 * 16
+        if self.shared_bytes > SHARED_BYTES:
+            raise TooMuchShared("parameters that shared memory has no room for")
+        self.fills.append(
+            f"copy_spread<{kind}, {count}, {lanes}>({base}, shared + {at}, [](int some) {{ return "
+            f"{self.place_text(column)}; }});"
+        )
+        return f"{at}, {lanes}, {'0' if one else 'some'}"
+
     def place(self, column: np.ndarray, count: int) -> str:
+        """A number for each lane, as an expression that does not take long for every edge."""
+        text = self.place_text(column)
+        if not text.endswith("[some]"):
+            return text
+        member = self.name("m")
+        self.members.append(f"int {member};")
+        self.starts.append(f"{member} = {text};")
+        return member
+
+    def place_text(self, column: np.ndarray) -> str:
         """A number for each lane as an expression of the lane."""
         lanes = column[:, 0]
         if len(lanes) == 1 or (lanes == lanes[0]).all():
@@ -173,19 +210,17 @@ class Registers:
             return f"({int(lanes[0])} + some / {group} * {step})"
         name = self.name("table")
         self.tables.append(f"__device__ const int {name}[{len(lanes)}] = {{{', '.join(map(str, lanes))}}};")
-        member = self.name("m")
-        self.members.append(f"int {member};")
-        self.starts.append(f"{member} = {name}[some];")
-        return member
+        return f"{name}[some]"
 
     def snapshot(self):
-        lists = (self.members, *self.lines, self.load, self.reads, self.tables, self.starts)
-        numbers = (self.uses_id, self.words, self.kept_values, self.extra)
+        lists = (self.members, *self.lines, self.load, self.reads, self.tables, self.starts, self.fills)
+        numbers = (self.uses_id, self.words, self.kept_values, self.extra, self.shared_bytes)
         return [len(x) for x in lists], dict(self.memo), dict(self.parameters), numbers
 
     def restore(self, saved) -> None:
         lengths, memo, parameters, numbers = saved
-        self.uses_id, self.words, self.kept_values, self.extra = numbers
+        self.uses_id, self.words, self.kept_values, self.extra, self.shared_bytes = numbers
         self.memo, self.parameters = dict(memo), dict(parameters)
-        for x, n in zip((self.members, *self.lines, self.load, self.reads, self.tables, self.starts), lengths):
+        lists = (self.members, *self.lines, self.load, self.reads, self.tables, self.starts, self.fills)
+        for x, n in zip(lists, lengths):
             del x[n:]

@@ -15,7 +15,9 @@ from .online import Online
 HEADER = "programs/walk.cuh"
 ONCE, ROW, EDGE, STORE = range(4)  # when a statement runs; the last, where a row's results are written
 MOST_REGISTERS = 512  # of one value
-MOST_KEPT = 80  # values of parameters that a thread keeps
+MOST_KEPT = 24  # values of parameters that a thread keeps; more of them are read from shared memory for every edge
+SHARED_BYTES = 24 << 10  # of such parameters in a block
+BLOCK_BYTES = 47 << 10  # of these and of the results of its threads
 PIECE_BYTES = 352  # a block keeps those of its 128 threads in shared memory
 
 _STORED = {

@@ -10,7 +10,9 @@ from typing import Optional
 import numpy as np
 
 from .cuda_code import _Writer
+from .cuda_operands import TooMuchShared
 from .cuda_parts import (
+    BLOCK_BYTES,
     EDGE,
     ONCE,
     PIECE_BYTES,
@@ -196,6 +198,8 @@ class _Assembly:
         carry = sum(self.bytes_of(s) for s in self.states)
         if carry > PIECE_BYTES:
             raise NotLowered(f"a row's results of {carry} bytes in a lane")
+        if w.shared_bytes and w.shared_bytes + THREADS * carry > BLOCK_BYTES:
+            raise TooMuchShared("parameters beside results that shared memory has no room for")
         code = self.code(stores, finish, batch)
         return Text(
             code, w.reads, self.writes, [t for t, _ in self.totals], w.lanes, max(carry, 1), batch,
@@ -271,6 +275,7 @@ class _Assembly:
                 for i in range(n)
             ]
             merges = factors + merges
+        keep = "if (inside) *place<Piece>(slot) = piece;" if pieces else ""  # without a result there is no workspace
         if not pieces:
             pieces = ["char none;"]
         ids = "int64_t id_[kBatch];" if w.uses_id else ""
@@ -280,6 +285,7 @@ class _Assembly:
         own = "own_id = id(position); next = 0;" if w.uses_id else ""
         choose = "next = b + kBatch;" if w.uses_id else ""
         near = "int64_t near_[kBatch];"
+        anew = ["const int anew = afresh(0);"] if w.shared_bytes else []
         totals = sum(t.columns for t, _ in self.totals)
         args = f"WalkArgs<{max(len(w.reads), 1)}, {max(len(self.writes), 1)}>"
         lines = "\n    ".join
@@ -288,7 +294,7 @@ class _Assembly:
 using Args = {args};
 template <class I>
 struct Walk : Lane<Args> {{
-  static constexpr int kBatch = {batch}, kTotals = {totals};
+  static constexpr int kBatch = {batch}, kTotals = {totals}, kShared = {w.shared_bytes};
   static constexpr bool kCheapEnd = false;
   struct Piece {{
     {lines(pieces)}
@@ -297,8 +303,12 @@ struct Walk : Lane<Args> {{
   {lines(members)}
   int64_t own_row = 0, own_id = 0; int next = 0;
   {ids} {near}
-  __device__ Walk(const Args& args, int vector) : Lane<Args>(args, vector) {{
+  char* const shared;
+  __device__ Walk(const Args& args, int vector, char* shared = nullptr) : Lane<Args>(args, vector), shared(shared) {{
     {lines([*w.starts, *w.lines[ONCE]])}
+  }}
+  __device__ __forceinline__ void fill() const {{
+    {lines(w.fills)}
   }}
   __device__ __forceinline__ void own(I, I position) {{ {own} }}
   __device__ __forceinline__ void choose(int b) {{ {choose} }}
@@ -313,7 +323,7 @@ struct Walk : Lane<Args> {{
     {lines(w.lines[ROW])}
   }}
   __device__ __forceinline__ void take(int u, int64_t) {{
-    {lines(w.lines[EDGE])}
+    {lines([*anew, *w.lines[EDGE]])}
   }}
   __device__ __forceinline__ Piece piece(int64_t, int64_t) const {{
     Piece piece;
@@ -332,7 +342,7 @@ struct Walk : Lane<Args> {{
     store(row, piece, true);
   }}
   __device__ __forceinline__ void keep(int64_t slot, const Piece& piece) const {{
-    if (inside) *place<Piece>(slot) = piece;
+    {keep}
   }}
   __device__ __forceinline__ Piece kept(int64_t slot) const {{ return *place<Piece>(slot); }}
   __device__ __forceinline__ void finish() {{

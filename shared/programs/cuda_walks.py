@@ -6,7 +6,6 @@ import functools
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Union
 
 import torch
@@ -18,7 +17,7 @@ from ..gpus import gpu_refusal
 from ..graph import Graph
 from ..kernels.provider import named_text
 from .cuda_code import write
-from .cuda_parts import HEADER, Stage, Text
+from .cuda_parts import HEADER, Stage
 from .cuda_text import NAMESPACE
 from .items import Folded, Item, NotLowered, Operand, RowRead
 from .lower import Lowered, lower
@@ -27,52 +26,11 @@ from .rules import space_of
 from .schedule import Walk
 from .spaces import Sizes
 
-THREADS, ROW_UNITS, SLOTS_OF_BLOCK = 128, 2, 4  # as in core_cuda/common/fold.h and partition.h
-LEAST_SHARE, MOST_SHARE = 32, 1024
-LEAST_PIECE, MOST_PIECE = 256, 32768
-BLOCKS_WITH_TOTALS = 8  # an SM; each block leaves its part of the sums over all edges
+THREADS, SLOTS_OF_BLOCK = 128, 4  # as in core_cuda/common/fold.h and partition.h
 MOST_REGISTERS = 220  # of a thread, about: with more, two passes take less time than one
 _SPACE = "edgeless::cuda::programs::"
-_GRAPH_AND_PLAN = "QQQqq iii4x qqq ?7xq qQ 3q"
-
-
-@dataclass(frozen=True)
-class Partition:
-    """How a pass divides its edges; see core_cuda/common/partition.h."""
-
-    team_log2: int
-    slice_vectors: int
-    slices: int
-    range_units: int
-    ranges: int
-    piece: int
-    hubs: bool
-    slots: int
-
-
-def divide(text: Text, rows: int, edges: int, longest: int, processors: int) -> Partition:
-    """The partition of a pass.
-
-    Args:
-        rows, edges: of the graph.
-        longest: edges of the longest row, -1 if unknown.
-        processors: SMs of the GPU.
-    """
-    slices = (text.vectors + 31) // 32
-    slice_vectors = -(-text.vectors // slices)
-    team_log2 = max((slice_vectors - 1).bit_length(), 2)
-    teams, units = THREADS >> team_log2, edges + ROW_UNITS * rows
-    of_one = max(1, units * slices // (teams * processors))
-    share = min(max(of_one // 64, min(of_one // 8, 128), LEAST_SHARE), MOST_SHARE)
-    if text.totals:
-        share = max(share, -(-units // (teams * processors * BLOCKS_WITH_TOTALS)))
-    range_units = share * teams
-    budget = max(4 * edges, 1 << 24)
-    piece = max(range_units, LEAST_PIECE, min(MOST_PIECE, 2 * edges * text.carry * text.vectors // budget))
-    hubs = (edges if longest < 0 else longest) > piece and text.carry > 1
-    return Partition(
-        team_log2, slice_vectors, slices, range_units, max(1, -(-units // range_units)), piece, hubs, edges // piece + 1
-    )
+_PLAN_BYTES = 56  # of a plan of the core, which packs it
+_BEFORE_POINTERS = f"QQQqq {_PLAN_BYTES}s qQ 3q"  # WalkArgs of core_cuda/programs/walk.cuh
 
 
 class Pass:
@@ -91,7 +49,7 @@ class Pass:
             )
             for wide, index in ((False, "int32_t"), (True, "int64_t"))
         }
-        self.packed = struct.Struct(f"={_GRAPH_AND_PLAN} {max(len(self.text.reads), 1)}Q {len(self.writes) or 1}Q")
+        self.packed = struct.Struct(f"={_BEFORE_POINTERS} {max(len(self.text.reads), 1)}Q {len(self.writes) or 1}Q")
 
     @property
     def writes(self) -> list[Item]:
@@ -205,13 +163,16 @@ def _processors(index: int) -> int:
 def _run(each: Pass, values, made, arrays, rows: int, edges: int, sizes: Sizes, longest: int, device) -> None:
     text = each.text
     outputs, totals = [], []
-    part = divide(text, rows, edges, longest, _processors(device.index))
+    blocks, slices, slots, plan = _C.walk_plan(
+        vectors=text.vectors, carry_bytes=text.carry if text.carry > 1 else 0, has_totals=bool(text.totals),
+        num_rows=rows, num_edges=edges, max_degree=longest, multiprocessors=_processors(device.index),
+    )  # fmt: skip
     first_total = len(text.writes) - len(text.totals)
     for i, item in enumerate(text.writes):
         if i >= first_total:
             total = text.totals[i - first_total]
             kind = torch.float64 if item.dtype is torch.float64 else torch.float32
-            totals.append(torch.empty((part.ranges, total.columns, text.vectors), dtype=kind, device=device))
+            totals.append(torch.empty((blocks, total.columns, text.vectors), dtype=kind, device=device))
             outputs.append(totals[-1])
             continue
         count = item.numel * (rows if isinstance(item, Folded) else edges)
@@ -227,21 +188,20 @@ def _run(each: Pass, values, made, arrays, rows: int, edges: int, sizes: Sizes, 
         return
     reads = [_aligned(values[item.node], item) if isinstance(item, Operand) else made[id(item)] for item in text.reads]
     carry = None
-    if part.hubs:
-        carry = torch.empty(2 * part.slots * text.vectors * text.carry, dtype=torch.uint8, device=device)
+    if slots:
+        carry = torch.empty(2 * slots * text.vectors * text.carry, dtype=torch.uint8, device=device)
     indptr, indices, ids = arrays
     words = each.packed.pack(
         indptr.data_ptr(), indices.data_ptr(), 0 if ids is None else ids.data_ptr(), rows, edges,
-        part.team_log2, part.slice_vectors, part.slices, part.range_units, part.ranges, part.piece, part.hubs,
-        part.slots, text.vectors, 0 if carry is None else carry.data_ptr(),
+        plan, text.vectors, 0 if carry is None else carry.data_ptr(),
         sizes.sources, sizes.destinations, sizes.edges,
         *[t.data_ptr() for t in reads] or [0], *[t.data_ptr() for t in outputs] or [0],
     )  # fmt: skip
     walk, merge = each.kernels[indptr.dtype is torch.int64]
     stream = torch._C._cuda_getCurrentRawStream(device.index)
-    _launch(each.header, walk, (part.ranges, part.slices, 1), words, stream)
-    if part.hubs:
-        grid = (-(-part.slots // SLOTS_OF_BLOCK), -(-text.vectors // THREADS), 1)
+    _launch(each.header, walk, (blocks, slices, 1), words, stream)
+    if slots:
+        grid = (-(-slots // SLOTS_OF_BLOCK), -(-text.vectors // THREADS), 1)
         _launch(each.header, merge, grid, words, stream)
     for i, (total, parts) in enumerate(zip(text.totals, totals)):
         flat, over_lanes = each.places(i, device)

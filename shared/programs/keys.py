@@ -6,12 +6,14 @@ the object itself is in the key, by identity.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
+import threading
 import types
 import weakref
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Iterator
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -25,6 +27,42 @@ _LIBRARIES = ("torch", "torch_geometric", "edgeless", "numpy", "math", "typing",
 _CLASS_VALUES = (int, float, str, list, dict, tuple, set, Tensor)
 _DEPTH = 6
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Notes(threading.local):
+    """What the keys that are being made in this thread have read: ``(kind, object, a, b)`` as SameCall
+    (core_cuda/programs/same_call.cpp) compares it, or None while nobody takes notes.
+    """
+
+    taken: Optional[list[tuple[str, Any, Any, Any]]] = None
+
+
+_notes = Notes()
+_ABSENT = ...  # in a note: there is no such value
+
+
+@contextlib.contextmanager
+def taking_notes() -> Iterator[list[tuple[str, Any, Any, Any]]]:
+    """Notes what keys that are made in the block read. A note of the kind ``"unknown"`` is of something whose changes
+    cannot be seen.
+    """
+    before, _notes.taken = _notes.taken, []
+    try:
+        yield _notes.taken
+    finally:
+        _notes.taken = before
+
+
+def note(kind: str, read: Any, a: Any = None, b: Any = None) -> None:
+    """Adds to the notes that something was read."""
+    if _notes.taken is not None:
+        _notes.taken.append((kind, read, a, b))
+
+
+def note_attributes(instance: Any) -> None:
+    """Notes that all attributes of an object were read."""
+    note("object", instance, instance.__dict__, type(instance))
+    note("dict", instance.__dict__)
 
 
 class Same:
@@ -47,16 +85,21 @@ def value_key(value: Any, depth: int = 0) -> Hashable:
     if isinstance(value, _PLAIN):
         return (type(value), value) if value == value else (type(value), "nan")
     if isinstance(value, Tensor):
+        note("tensor" if type(value) in (Tensor, torch.nn.Parameter) else "unknown", value)
         return Tensor, tuple(value.shape), value.dtype, value.device, value.requires_grad
     if depth >= _DEPTH:
         if isinstance(value, (list, tuple, dict, set, frozenset)) or hasattr(value, "__dict__"):
             raise Refused(f"a value of {type(value).__name__} is nested too deeply to be followed")
     else:
         if isinstance(value, (list, tuple)):
+            if isinstance(value, list):
+                note("list", value)
             return type(value), tuple(value_key(v, depth + 1) for v in value)
         if isinstance(value, dict):
+            note("dict", value)
             return type(value), tuple((value_key(k, depth + 1), value_key(v, depth + 1)) for k, v in value.items())
         if isinstance(value, (set, frozenset)):
+            note("set", value, frozenset(value))
             return type(value), frozenset(value_key(v, depth + 1) for v in value)
         if isinstance(value, types.MethodType):
             return types.MethodType, function_key(value.__func__, depth), Same(value.__self__)
@@ -65,8 +108,10 @@ def value_key(value: Any, depth: int = 0) -> Hashable:
         if isinstance(value, functools.partial):
             return value_key((value.func, value.args, value.keywords), depth)
         if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tobytes"):
+            note("unknown", value)
             return type(value), value.tobytes()
         if hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, types.ModuleType)):
+            note_attributes(value)
             state = tuple((k, value_key(v, depth + 1)) for k, v in vars(value).items())
             return Same(value), state, class_key(type(value), depth + 1)
     return Same(value)
@@ -74,9 +119,16 @@ def value_key(value: Any, depth: int = 0) -> Hashable:
 
 def function_key(function: types.FunctionType, depth: int = 0) -> Hashable:
     """A key of a function: itself, what it closes over, its defaults and the globals that it reads."""
-    cells = function.__closure__ or ()
-    contents = tuple(value_key(c.cell_contents, depth + 1) for c in cells if _is_filled(c))
+    contents = _cells_key(function, depth)
+    note("attribute", function, "__defaults__", function.__defaults__)
     return Same(function), contents, value_key(function.__defaults__, depth + 1), _watched(function, depth)
+
+
+def _cells_key(function: types.FunctionType, depth: int) -> Hashable:
+    cells = function.__closure__ or ()
+    for cell in cells:
+        note("cell", cell, cell.cell_contents if _is_filled(cell) else _ABSENT)
+    return tuple(value_key(cell.cell_contents, depth + 1) for cell in cells if _is_filled(cell))
 
 
 def class_key(cls: type, depth: int = 0) -> Hashable:
@@ -98,11 +150,18 @@ def module_key(module: torch.nn.Module, skipped: frozenset[str] = frozenset()) -
     Raises:
         Refused: a module inside has a hook or another forward than its class.
     """
-    if any(getattr(_modules, f"_global{name}") for name in _HOOKS):
+    hooks = [getattr(_modules, f"_global{name}") for name in _HOOKS]
+    for each in hooks:
+        note("dict", each)
+    if any(hooks):
         raise Refused("a global hook of modules is registered")
     found = []
     for name, inner in module.named_modules():
         state = inner.__dict__
+        note_attributes(inner)
+        for value in state.values():
+            if isinstance(value, dict):  # of parameters, buffers, modules and hooks
+                note("dict", value)
         if inner is not module and (any(map(state.get, _HOOKS)) or "forward" in state):
             raise Refused(f"{name} ({type(inner).__name__}) has a hook or another forward than its class")
         attributes = tuple(
@@ -158,14 +217,10 @@ class Watch:
 
     def key(self, depth: int) -> Hashable:
         """The values now."""
+        for scope, name in self.places:
+            note("item", scope, name, scope.get(name, _ABSENT))
         values = tuple(_global_key(scope.get(name), depth) for scope, name in self.places)
-        cells = tuple(
-            value_key(cell.cell_contents, depth + 1)
-            for function in self.closures
-            for cell in function.__closure__
-            if _is_filled(cell)
-        )
-        return values, cells
+        return values, tuple(_cells_key(function, depth) for function in self.closures)
 
 
 def _global_key(value: Any, depth: int) -> Hashable:

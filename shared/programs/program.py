@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from ..autocast import autocasts
 from ..dropout import seed_tensor
 from ..graph import Graph
 from . import index_rules, ops, view_rules  # noqa: F401  registers rules
@@ -200,6 +201,10 @@ class Program:
 
     def text(self) -> str:
         """Both levels in words."""
+        device = self.outputs[0].meta["val"].device
+        for each in (self.forward, self.backward) if device.type == "cuda" else ():
+            for walk in each.plan.walks() if each is not None else ():
+                each.cuda_walk(walk, device)  # whose kernels are known once it is lowered
         parts = [values_text(self.module), "forward:", steps_text(self.plan, self.receiving)]
         if self.backward_plan is not None:
             parts += ["backward:", steps_text(self.backward_plan, self.receiving)]
@@ -240,11 +245,12 @@ def _is_kept(node: Node) -> bool:
     return node.target is ops.fold or (is_total(node) and isinstance(value_of(node), Tensor))
 
 
-@contextlib.contextmanager
+_AS_IT_IS = contextlib.nullcontext()
+
+
 def _as_traced(device: torch.device):
-    """Autocast is off, since its casts are ops of the trace."""
-    with torch.autocast(device.type, enabled=False), torch.no_grad():
-        yield
+    """Autocast is off, since its casts are ops of the trace; gradients are off in a function of autograd."""
+    return torch.autocast(device.type, enabled=False) if autocasts(device.type) else _AS_IT_IS
 
 
 class _Run(torch.autograd.Function):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import struct
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from edgeless.kernels import NvrtcError, Store, compiled, compiler, headers
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.kernels.provider import kernel_named
 from edgeless.programs import blocks, cuda_walks
-from edgeless.programs.cuda_walks import CudaWalk, divide
+from edgeless.programs import compiled as compiled_walks
+from edgeless.programs.cuda_walks import CudaWalk
 from edgeless.programs.items import NotLowered
 from edgeless.programs.schedule import Walk
 from edgeless.pyg import generated
@@ -107,30 +109,60 @@ def test_texts_compile_for_the_oldest_and_for_hopper(monkeypatch, name, dtype):
         assert image.kind == "cubin" and image.code
 
 
-def text_of(vectors, totals=(), carry=64):
-    """What a partition depends on."""
-    return cuda_walks.Text("", [], [], list(totals), vectors, carry, 4, 4, 100)
+def walk_plan(vectors, rows, edges, has_totals=False, carry=64, longest=-1):
+    """The plan of a walk: blocks, slices, slots, then team_log2, slice_vectors, range_units and piece."""
+    blocks, slices, slots, packed = _C.walk_plan(
+        vectors=vectors, carry_bytes=carry, has_totals=has_totals, num_rows=rows, num_edges=edges, max_degree=longest,
+        multiprocessors=132,
+    )  # fmt: skip
+    team, width, of_plan, units, ranges, piece, hubs, of_slots = struct.unpack("=iii4xqqq?7xq", packed)
+    assert (of_plan, ranges) == (slices, blocks) and slots == (of_slots if hubs else 0)
+    return blocks, slices, slots, team, width, units, piece
 
 
 @pytest.mark.parametrize("vectors", [1, 3, 8, 16, 17, 32, 40, 100])
 @pytest.mark.parametrize("rows, edges", [(10, 50), (47_000, 21_500_000), (1_600_000, 30_600_000), (169_000, 1_170_000)])
 def test_walks_are_divided_as_sums_are(vectors, rows, edges):
-    part = divide(text_of(vectors), rows, edges, -1, 132)
+    blocks, slices, slots, team, width, units, piece = walk_plan(vectors, rows, edges)
     plan = _C.fold_plan(
         vectors=vectors, vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=1 << 40, max_degree=-1,
         carry_bytes=0, carry_budget=1, narrow_teams=True, number_bytes=0, weighed=False, wide_index=False,
         multiprocessors=132, l2_bytes=50 << 20,
     )  # fmt: skip
-    assert part.range_units * part.ranges >= edges + 2 * rows > part.range_units * (part.ranges - 1)
-    assert part.piece >= part.range_units and part.slots == edges // part.piece + 1
-    assert part.slices * part.slice_vectors >= vectors and part.slice_vectors <= 1 << part.team_log2 <= 32
-    if plan["slices"] == part.slices and plan["lanes"] == 1 << part.team_log2:
-        assert plan["blocks"] == part.ranges
+    assert units * blocks >= edges + 2 * rows > units * (blocks - 1)
+    assert piece >= units and slots == (edges // piece + 1 if edges > piece else 0)
+    assert slices * width >= vectors and width <= 1 << team <= 32
+    if plan["slices"] == slices and plan["lanes"] == 1 << team:
+        assert plan["blocks"] == blocks
+
+
+def test_rows_are_cut_where_a_row_may_be_long_and_leaves_a_result():
+    assert walk_plan(16, 1000, 100_000, longest=200)[2] == 0
+    assert walk_plan(16, 1000, 100_000, longest=90_000)[2] > 0
+    assert walk_plan(16, 1000, 100_000, longest=90_000, carry=0)[2] == 0
 
 
 def test_sums_over_all_edges_leave_few_parts():
-    part = divide(text_of(16, totals=[None]), 47_000, 21_500_000, -1, 132)
-    assert part.ranges <= cuda_walks.BLOCKS_WITH_TOTALS * 132
+    assert walk_plan(16, 47_000, 21_500_000, has_totals=True)[0] <= 8 * 132 < walk_plan(16, 47_000, 21_500_000)[0]
+
+
+@pytest.mark.cuda
+def test_plans_say_that_kernels_run(monkeypatch):
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+    layer = edgeless.pyg.nn.ResGatedGraphConv(8, 8).cuda()
+    x, edge_index = torch.rand(20, 8, device="cuda"), torch.randint(20, (2, 90), device="cuda")
+    text = str(edgeless.explain(layer, x, edge_index, plan=True))
+    assert text.count("; a generated kernel") == text.count("walk by ") == 3 and "interpreted" not in text
+
+
+def test_a_walk_says_what_runs_it_on_a_gpu():
+    code = compiled_walks.Code.__new__(compiled_walks.Code)
+    code.on_cuda = "numbers of torch.complex64"
+    assert code.text() == "interpreted (numbers of torch.complex64)"
+    code.on_cuda = CudaWalk.__new__(CudaWalk)
+    for passes, text in (([None], "a generated kernel"), ([None] * 3, "3 generated kernels")):
+        code.on_cuda.passes = passes
+        assert code.text() == text
 
 
 def runs(monkeypatch):

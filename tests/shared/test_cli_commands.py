@@ -1,9 +1,11 @@
 """The commands as a user types them."""
 
+import argparse
 import importlib.util
 import json
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,8 +13,11 @@ import edgeless
 from edgeless import _C
 from edgeless.__main__ import main
 from edgeless.kernels import Image, NvrtcError, Pack, Store, write_pack
+from edgeless.tools.bench import graphs
 from edgeless.tools.cli import devices, info_command
+from edgeless.tools.cli.devices import UsageError
 from edgeless.tools.cli.layers import LAYERS
+from edgeless.tools.demo import command as demo
 
 FRAMEWORKS = [name for name in ("pyg", "dgl") if devices.installed(name)]
 RESULT = {"runs": [{"seed": 0, "losses": [1.0], "val": 0.5, "test": 0.5}], "seconds": [0.1], "peak_bytes": 10}
@@ -243,3 +248,52 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(devices.torch.cuda, "is_available", lambda: False)
     assert main(["bench", "--graph", "toy", "--op", "gat_H1_D4", "--device", "cuda"]) == 2
     assert capsys.readouterr().err == "edgeless bench: --device cuda: torch sees no GPU\n"
+
+
+# Options --------------------------------------------------------------------------------------------------------------
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"edgeless {edgeless.__version__}\n"
+
+
+def test_options_have_no_abbreviations(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["demo", "--data", "cora"])
+    assert end.value.code == 2 and "unrecognized arguments: --data cora" in capsys.readouterr().err
+
+
+def test_a_demo_with_dropout_takes_three_seeds():
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    framework = next((name for name in ("pyg", "dgl") if devices.installed(name)), None)
+    if framework is None:
+        pytest.skip("needs PyG or DGL")
+    seeds = [
+        demo.configure(parser.parse_args(["--framework", framework, "--nodes", "200", "--edges", "400", *more]))[
+            "seeds"
+        ]
+        for more in ([], ["--dropout", "0.5"], ["--dropout", "0.5", "--seeds", "1"])
+    ]
+    assert seeds == [1, 3, 1]
+
+
+def test_the_demo_says_when_times_spread():
+    config = {"dropout": 0.0}
+    calm, busy = {"seconds": [1.0] * 10}, {"seconds": [1.0] * 5 + [2.0] * 5}
+    assert not any("busy" in line for line in demo.notes(config, {"stock": calm, "edgeless": calm}))
+    assert any("busy" in line for line in demo.notes(config, {"stock": calm, "edgeless": busy}))
+
+
+def test_every_command_on_graphs_takes_the_path_of_a_file(tmp_path):
+    file = tmp_path / "mine.npz"
+    x = np.ones((3, 2), np.float32)
+    masks = {f"{name}_mask": np.array([True, False, True]) for name in ("train", "val", "test")}
+    np.savez(file, x=x, y=np.array([0, 1, 1]), edge_index=np.array([[0, 1], [1, 2]]), **masks)
+    graph = graphs.load(str(file), None, torch.device("cpu"))
+    assert (graph.name, graph.num_nodes, graph.num_edges, graph.symmetric) == ("mine", 3, 2, False)
+    graphs.check_name(str(file), None)
+    with pytest.raises(UsageError, match="no such file"):
+        graphs.check_name(str(tmp_path / "missing.npz"), None)

@@ -132,11 +132,50 @@ def arrays(**changes):
 def test_npz_is_read_in_both_directions_with_the_first_split(tmp_path):
     np.savez(tmp_path / "g.npz", **arrays())
     data = read_npz(tmp_path / "g.npz")
-    assert data.name == "g"
+    assert data.name == "g (each edge in both directions)"
     assert sorted(data.edge_index.t().tolist()) == [[0, 1], [1, 0], [1, 2], [2, 1]]
     assert data.train.tolist() == [True, False, False]
     assert data.val.tolist() == [False, True, False]
     assert (data.x.dtype, data.y.dtype, data.num_classes) == (torch.float32, torch.int64, 2)
+
+
+def test_edges_that_are_there_in_both_directions_are_not_doubled(tmp_path):
+    both = [[0, 1], [1, 2], [2, 1], [1, 0]]
+    np.savez(tmp_path / "g.npz", **arrays(edges=np.array(both)))
+    data = read_npz(tmp_path / "g.npz")
+    assert data.name == "g" and data.edge_index.t().tolist() == both
+    np.savez(tmp_path / "g.npz", **arrays(edges=np.array(both[:3])))  # one has no reverse
+    assert read_npz(tmp_path / "g.npz").edge_index.size(1) == 6
+
+
+def pyg_arrays():
+    """As PyG's Data names them, directed."""
+    edges = np.array([[0, 1, 2], [1, 2, 0]])
+    masks = {"train_mask": [True, False, False], "val_mask": [False, True, False], "test_mask": [False, False, True]}
+    return {
+        "x": np.ones((3, 2), np.float32),
+        "y": np.array([0, 1, 1]),
+        "edge_index": edges,
+        **{name: np.array(mask) for name, mask in masks.items()},
+    }
+
+
+def test_npz_with_the_names_of_pyg_is_read_as_it_stands(tmp_path):
+    np.savez(tmp_path / "g.npz", **pyg_arrays())
+    data = read_npz(tmp_path / "g.npz")
+    assert data.name == "g" and data.edge_index.tolist() == [[0, 1, 2], [1, 2, 0]]
+    assert data.train.tolist() == [True, False, False]
+    many = pyg_arrays()
+    many["train_mask"] = np.array([[False, True], [True, False], [False, False]])  # [N, S]: the first split
+    np.savez(tmp_path / "g.npz", **many)
+    assert read_npz(tmp_path / "g.npz").train.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("changes", ({"edge_index": np.zeros((3, 2), int)}, {"edge_index": np.array([[0], [3]])}))
+def test_npz_with_the_names_of_pyg_is_checked(tmp_path, changes):
+    np.savez(tmp_path / "g.npz", **{**pyg_arrays(), **changes})
+    with pytest.raises(UsageError, match="edge_index must"):
+        read_npz(tmp_path / "g.npz")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from edgeless.tools.timing import Timer
 
 from . import ddp, engines, minibatch, new_graphs, plans, scaleout, shapes
 from .baseline import H200, H200_RELATIONS, Baseline, geometric_means
-from .graphs import MOLECULES, OWN, BenchGraph, check_name, has_relations, load
+from .graphs import HELP, MOLECULES, BenchGraph, check_name, has_relations, load
 from .measure import Plan, Result, measure, peers_of
 from .peers import LAYER_PEERS, OP_PEERS
 from .report import planned, print_case
@@ -162,77 +162,85 @@ def _numbers(text: str) -> list[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the command."""
-    parser.add_argument("--suite", choices=SUITES, help="options of a set of figures in docs/performance.md")
-    parser.add_argument("--graph", nargs="+", help=f"{', '.join(OWN)}, a twin (pokec, ...), or a file of --data")
-    parser.add_argument("--data", type=Path, help="folder with ind.cora.* or NAME.npz somewhere in it")
+    """Declares the options of the command: first those of a user who asks what a layer or a graph gains."""
     parser.add_argument("--layer", nargs="+", choices=EVERY_LAYER, help="whole layers, 128 -> 4 heads of 32 by default")
+    parser.add_argument("--graph", nargs="+", help=HELP)
+    parser.add_argument("--data", type=Path, help="folder with ind.cora.* or NAME.npz somewhere in it")
+    parser.add_argument("--features", type=int, help="input features of a layer (default: 128)")
+    parser.add_argument("--heads", type=int, help="of a layer (default: 4)")
+    parser.add_argument("--channels", type=int, help="of a layer, per head (default: 32)")
     parser.add_argument(
         "--width",
         nargs="+",
         type=int,
         help=f"numbers that the layers {', '.join(GENERATED)} take and give for a node (default: 64)",
     )
-    parser.add_argument(
-        "--op", nargs="+", help="bare aggregation: gatv2_H2_D64, gat_H4_D32, gt_H4_D128, spmm_both_F512, min_F512"
-    )
-    parser.add_argument(
-        "--minibatch",
-        nargs="+",
-        choices=LAYERS,
-        help="training two such layers on sampled neighbours, in float32",
-    )
-    parser.add_argument(
-        "--new-graphs",
-        nargs="+",
-        choices=LAYERS,
-        help="three such layers, in float32, on a graph that is new in every step, as a batch of molecules is",
-    )
-    parser.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")
-    parser.add_argument(
-        "--fanout", type=_numbers, default=[15, 10], help="neighbours a node draws, from the seeds outwards (15,10)"
-    )
-    parser.add_argument(
-        "--shapes", action="store_const", const=True, help="bare attention over heads and head dims: which fall off"
-    )
-    parser.add_argument(
-        "--scale-out", nargs="+", metavar="MODEL", help="full-batch training on parts of the graph: sage-mean, gatv2"
-    )
-    parser.add_argument("--ddp", nargs="+", metavar="MODEL", help="mini-batches with and without DDP, likewise")
-    parser.add_argument("--parts", type=int, default=2, help="processes, or GPUs, for these two (default: 2)")
-    parser.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
-    parser.add_argument(
-        "--carrier", nargs="+", choices=CARRIERS, help="what brings rows of other processes to --scale-out"
-    )
+    parser.add_argument("--dropout", type=float, default=0.0, help=f"in attention, of --op and {', '.join(DROPPING)}")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: 2)")
     parser.add_argument(
         "--dtype",
         nargs="+",
         choices=DTYPES,
         help="of an op's inputs; a layer runs under autocast, or over relations in it",
     )
-    parser.add_argument("--features", type=int, help="input features of a layer (default: 128)")
-    parser.add_argument("--heads", type=int, help="of a layer (default: 4)")
-    parser.add_argument("--channels", type=int, help="of a layer, per head (default: 32)")
-    parser.add_argument("--dropout", type=float, default=0.0, help=f"in attention, of --op and {', '.join(DROPPING)}")
     parser.add_argument("--peers", nargs="+", choices=sorted({*LAYER_PEERS, *OP_PEERS}))
     parser.add_argument("--mode", nargs="+", choices=MODES, help="default: both")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: 2)")
-    parser.add_argument("--compare-threads", type=_numbers, metavar="1,2", help="time each peer with each of these")
-    parser.add_argument("--rounds", type=int, help="turns of each peer (default: 5 on the CPU, 3 on CUDA)")
-    parser.add_argument("--runs", type=int, help="runs of a turn on CUDA (default: 10)")
-    parser.add_argument("--warmup", type=int, help="runs before (default: 2 on the CPU, 10 on CUDA)")
-    parser.add_argument("--cold-l2", action="store_true", help="empty the L2 before every run on CUDA")
-    parser.add_argument(
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    _add_subjects(parser.add_argument_group("other subjects than whole layers on a graph"))
+    _add_measuring(parser.add_argument_group("how it is measured"))
+
+
+def _add_subjects(group) -> None:
+    group.add_argument(
+        "--op", nargs="+", help="bare aggregation: gatv2_H2_D64, gat_H4_D32, gt_H4_D128, spmm_both_F512, min_F512"
+    )
+    group.add_argument(
+        "--minibatch",
+        nargs="+",
+        choices=LAYERS,
+        help="training two such layers on sampled neighbours, in float32",
+    )
+    group.add_argument(
+        "--new-graphs",
+        nargs="+",
+        choices=LAYERS,
+        help="three such layers, in float32, on a graph that is new in every step, as a batch of molecules is",
+    )
+    group.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")
+    group.add_argument(
+        "--fanout", type=_numbers, default=[15, 10], help="neighbours a node draws, from the seeds outwards (15,10)"
+    )
+    group.add_argument(
+        "--shapes", action="store_const", const=True, help="bare attention over heads and head dims: which fall off"
+    )
+    group.add_argument(
+        "--scale-out", nargs="+", metavar="MODEL", help="full-batch training on parts of the graph: sage-mean, gatv2"
+    )
+    group.add_argument("--ddp", nargs="+", metavar="MODEL", help="mini-batches with and without DDP, likewise")
+    group.add_argument("--parts", type=int, default=2, help="processes, or GPUs, for these two (default: 2)")
+    group.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
+    group.add_argument(
+        "--carrier", nargs="+", choices=CARRIERS, help="what brings rows of other processes to --scale-out"
+    )
+
+
+def _add_measuring(group) -> None:
+    group.add_argument("--suite", choices=SUITES, help="options of a set of figures in docs/performance.md")
+    group.add_argument("--compare-threads", type=_numbers, metavar="1,2", help="time each peer with each of these")
+    group.add_argument("--rounds", type=int, help="turns of each peer (default: 5 on the CPU, 3 on CUDA)")
+    group.add_argument("--runs", type=int, help="runs of a turn on CUDA (default: 10)")
+    group.add_argument("--warmup", type=int, help="runs before (default: 2 on the CPU, 10 on CUDA)")
+    group.add_argument("--cold-l2", action="store_true", help="empty the L2 before every run on CUDA")
+    group.add_argument(
         "--no-memory", action="store_const", const=True, help="leave out the peaks (a process for each peer)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--limit",
         type=float,
         help="seconds that a peer may take for a few steps in a process of its own, on the CPU (default: any)",
     )
-    parser.add_argument("--baseline", type=Path, help="JSON with figures of the best peers; print our ratio to them")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    group.add_argument("--baseline", type=Path, help="JSON with figures of the best peers; print our ratio to them")
 
 
 def complete(args: argparse.Namespace) -> argparse.Namespace:

@@ -154,7 +154,7 @@ def draw(file: Path, title: str, cells: list[Gather]) -> None:
         if found:
             row[-1].legend()
     for axes in panels[-1]:
-        axes.set_xlabel("numbers of a row")
+        axes.set_xlabel("numbers of a row, log scale")
     figure.suptitle(title, fontsize=9, parse_math=False)
     figure.tight_layout()
     figure.savefig(file, dpi=150)

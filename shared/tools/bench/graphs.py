@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgeless.tools.cli.devices import UsageError
 from edgeless.tools.cli.relations import Relations
-from edgeless.tools.demo.data import PLANETOID, NodeData, read_npz, read_planetoid
+from edgeless.tools.demo.data import PLANETOID, NodeData, is_symmetric, read_npz, read_planetoid
 
 from . import twins
 
@@ -26,6 +26,9 @@ OWN = {
     "tiny": "30 nodes and 100 edges: what takes time is Python, dispatch and autograd",
     **{name: f"a batch of {count} molecules, about 23 atoms each" for name, count in MOLECULES.items()},
 }
+
+
+HELP = f"{', '.join(OWN)}, a twin (pokec, hm:community, ...), the path of an .npz, or the name of a file in --data"
 
 
 class BenchGraph(NamedTuple):
@@ -47,7 +50,7 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
 
     Args:
         name: a twin (``edgeless.tools.bench.twins.NAMES``), with ``:community`` behind it where near ids are to be near
-            nodes, one of :data:`OWN`, a Planetoid name, or an .npz file's stem.
+            nodes, one of :data:`OWN`, the path of an .npz file, a Planetoid name, or an .npz file's stem.
         data: the folder, searched through and through, that holds the last two kinds.
         device: where the edges end up.
 
@@ -76,7 +79,9 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
     if name in MOLECULES:
         return _molecules(name, device)
     found = _from_files(name, data)
-    return BenchGraph(name, len(found.x), found.edge_index.to(device), True)
+    name = Path(name).stem if _is_path(name) else name
+    symmetric = is_symmetric(found.edge_index, len(found.x))
+    return BenchGraph(name, len(found.x), found.edge_index.to(device), symmetric)
 
 
 def check_name(name: str, data: Optional[Path]) -> None:
@@ -127,13 +132,21 @@ def _twin(name: str) -> tuple[Optional[str], str]:
     return (twin, order or "shuffled") if known else (None, "")
 
 
+def _is_path(name: str) -> bool:
+    return name.endswith(".npz")
+
+
 def _from_files(name: str, data: Optional[Path]) -> NodeData:
+    if _is_path(name):
+        if not Path(name).is_file():
+            raise UsageError(f"--graph {name}: no such file")
+        return read_npz(Path(name))
     if data is not None and name in PLANETOID:
         for file in data.rglob(f"ind.{name}.graph"):
             return read_planetoid(file.parent, name)
     if data is not None and name == Path(name).name:  # no pattern may lead out of the folder
         for file in data.rglob(f"{glob.escape(name)}.npz"):
             return read_npz(file)
-    where = f"no file of that name in {data}" if data else "files need --data DIR"
+    where = f"no file of that name in {data}" if data else "of files give the path of an .npz, or --data DIR"
     own = ", ".join([*OWN, *twins.NAMES])
     raise UsageError(f"--graph {name}: not one of {own}; {where}")

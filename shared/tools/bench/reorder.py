@@ -22,7 +22,7 @@ from edgeless.tools.demo.plot import check_drawable
 from edgeless.tools.timing import Failed, Timer
 
 from . import gathers, twins
-from .graphs import OWN, BenchGraph, check_name, load
+from .graphs import HELP, BenchGraph, check_name, load
 from .ops import OPS, graph_of
 from .work import DTYPES, MODES, Case, Work, op_case
 
@@ -65,7 +65,7 @@ class Cell:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the command."""
-    parser.add_argument("--graph", nargs="+", help=f"{', '.join(OWN)}, a twin (hm, ...), or a file of --data")
+    parser.add_argument("--graph", nargs="+", help=HELP)
     parser.add_argument("--data", type=Path, help="folder with ind.cora.* or NAME.npz somewhere in it")
     parser.add_argument(
         "--method", nargs="+", choices=reordering.METHODS, help="default: all whose libraries are installed"

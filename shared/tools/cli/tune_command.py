@@ -13,10 +13,9 @@ import torch
 from edgeless.engines import tuner
 from edgeless.graph import Graph
 from edgeless.tools import tuning_measure
-from edgeless.tools.bench.graphs import OWN, BenchGraph, check_name, load
+from edgeless.tools.bench.graphs import HELP, BenchGraph, check_name, load
 from edgeless.tools.bench.ops import graph_of
 from edgeless.tools.bench.work import DTYPES, Case, op_case
-from edgeless.tools.demo.data import read_npz
 from edgeless.tools.tuning_measure import Measured, break_even, entry_of
 from edgeless.tuning import MODES, Shape, shape_of_dot, sides_of
 from edgeless.tuning_file import Entry
@@ -35,11 +34,7 @@ _SIDES = {"by_dst": "forward", "by_src": "backward"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the command."""
     parser.add_argument("--show", action="store_true", help="print what is decided already, and where that is kept")
-    parser.add_argument(
-        "--graph",
-        nargs="+",
-        help=f"{', '.join(OWN)}, a twin (hm:community, ...), a file of --data, or a path to an .npz",
-    )
+    parser.add_argument("--graph", nargs="+", help=HELP)
     parser.add_argument("--data", type=Path, help="folder with ind.cora.* or NAME.npz somewhere in it")
     parser.add_argument("--self-loops", action="store_true", help="as layers that add self loops see the graph")
     parser.add_argument("--op", nargs="+", help=f"spmm_none_F512, gt_H4_D128 (default: {' '.join(DEFAULT_OPS)})")
@@ -64,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--data {args.data}: no such folder")
     cases = [_case(name, dtype) for name in args.op or DEFAULT_OPS for dtype in args.dtype]
     for name in args.graph:
-        _check_graph(name, args.data)
+        check_name(name, args.data)
     device = pick_device(args.device)
     if device.type != "cuda":
         raise UsageError(f"--device {args.device}: the CPU has one engine, rowsplit, so there is nothing to decide")
     for name in args.graph:
-        graph = _load(name, args.data, device)
+        graph = load(name, args.data, device)
         width = max(case.heads * case.channels for case in cases)
         check_room(f"--graph {name}: a row of {width:,} numbers for every node", 8 * width * graph.num_nodes)
         handle = graph_of(graph)
@@ -98,24 +93,6 @@ def _shapes(case: Case, weighted: bool) -> list[Shape]:
     if case.op == ATTENTION:
         return [shape_of_dot(dtype, case.heads, case.channels, backward=backward) for backward in (False, True)]
     return [Shape("spmm", dtype, case.channels, weighted)]
-
-
-def _is_path(name: str) -> bool:
-    return name.endswith(".npz")
-
-
-def _check_graph(name: str, data) -> None:
-    if not _is_path(name):
-        check_name(name, data)
-    elif not Path(name).is_file():
-        raise UsageError(f"--graph {name}: no such file")
-
-
-def _load(name: str, data, device: torch.device) -> BenchGraph:
-    if not _is_path(name):
-        return load(name, data, device)
-    found = read_npz(Path(name))
-    return BenchGraph(Path(name).stem, len(found.x), found.edge_index.to(device), None)
 
 
 def _tune(handle: Graph, graph: BenchGraph, case: Case, args: argparse.Namespace, device: torch.device) -> None:

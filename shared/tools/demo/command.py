@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from edgeless.distributed.carriers import CARRIERS
+from edgeless.timing import Timing
 from edgeless.tools.cli.child import run_child
 from edgeless.tools.cli.console import megabytes, milliseconds, plus_minus, print_table, progress, times
 from edgeless.tools.cli.devices import PACKAGES, UsageError, describe_device, pick_device, require
@@ -30,6 +31,8 @@ DEFAULTS["relational"] = (8, 4, 0.0, 0.01, 0.0, 20)
 DEFAULTS["wn18rr"] = (16, 4, 0.0, 0.01, 0.0, 10)
 SIZES = {"community": (12_000, 1_000_000), "relational": (6_000, 60_000)}  # nodes, edges
 MIN_NODES = 160  # ten for each class of the community graph
+SEEDS_WITH_DROPOUT = 3
+BUSY = 0.1  # of the median: a wider spread of epochs' times is said
 ACCURACIES = (("test accuracy", "test"), ("validation accuracy", "val"))
 RANKS = (("test MRR (filtered)", "test"), ("test hits@10", "hits"))
 
@@ -56,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --root DIR, as PyG's Planetoid lays it out; wn18rr: which links hold, for a layer over relations",
     )
     graph.add_argument("--root", type=Path, help="folder of the data set")
-    graph.add_argument("--npz", type=Path, help="node_features, node_labels, edges, {train,val,test}_masks")
+    graph.add_argument(
+        "--npz",
+        type=Path,
+        help="node_features, node_labels, edges [E, 2], read in both directions, {train,val,test}_masks; or PyG's x, "
+        "y, edge_index [2, E], read as it stands, {train,val,test}_mask",
+    )
     split = parser.add_argument_group("parts", "torchrun --nproc-per-node P -m edgeless demo --parts P")
     split.add_argument("--parts", type=int, help="train on parts of the graph, full batch, one or more a process")
     split.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
@@ -67,7 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, kind in OPTIONS.items():
         model.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None)
     model.add_argument("--seed", type=int, default=0, help="of the parameters and the graph (default: 0)")
-    model.add_argument("--seeds", type=int, default=1, help="train with that many seeds in a row (default: 1)")
+    model.add_argument(
+        "--seeds", type=int, help="train with that many seeds in a row (default: 1, with dropout 3: one is noise)"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the table and the loss curves")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
 
@@ -120,6 +130,7 @@ def configure(args: argparse.Namespace) -> dict:
         name: default if getattr(args, name) is None else getattr(args, name)
         for name, default in zip(OPTIONS, DEFAULTS[data["kind"]])
     }
+    seeds = args.seeds or (SEEDS_WITH_DROPOUT if config["dropout"] else 1)
     require(args.framework)
     if getattr(LAYERS[args.layer], args.framework) is None:
         raise UsageError(f"--layer {args.layer}: {PACKAGES[args.framework][1]} has no such layer")
@@ -144,7 +155,7 @@ def configure(args: argparse.Namespace) -> dict:
         "device": str(device),
         "threads": torch.get_num_threads(),
         "seed": args.seed,
-        "seeds": args.seeds,
+        "seeds": seeds,
     }
 
 
@@ -173,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
         f"{describe_device(torch.device(config['device']))}"
     )
     rows = summary(sides["stock"], sides["edgeless"], RANKS if config["data"]["kind"] == "wn18rr" else ACCURACIES)
-    print_table(title, ["", *names.values(), "ratio"], rows, notes(config))
+    print_table(title, ["", *names.values(), "ratio"], rows, notes(config, sides))
     if args.json:
         setting = setting_of(args, torch.device(config["device"]))
         with writing("--json", args.json) as file:
@@ -225,7 +236,7 @@ def summary(stock: dict, ours: dict, scores: tuple[tuple[str, str], ...]) -> lis
     return rows
 
 
-def notes(config: dict) -> list[str]:
+def notes(config: dict, sides: dict[str, dict]) -> list[str]:
     """What a reader needs to judge the table."""
     lines = [
         "Same seed, graph and parameters; each side ran alone in a process of its own.",
@@ -235,4 +246,8 @@ def notes(config: dict) -> list[str]:
         lines.append(
             "The two sides draw different dropout masks, so the accuracies agree only within the spread of seeds."
         )
+    spread = max(Timing([1e3 * seconds for seconds in side["seconds"]]).spread for side in sides.values())
+    if spread > BUSY:
+        wide = plus_minus(f" {100 * spread:.0f} %")
+        lines.append(f"The times of epochs spread by {wide}: the machine may be busy with something else.")
     return lines

@@ -96,25 +96,42 @@ def community_graph(
     )
 
 
-def read_npz(file: Path) -> NodeData:
-    """Reads node_features [N, F], node_labels [N], edges [E, 2] (each once, undirected) and {train,val,test}_masks.
+# What an .npz may call its arrays: as the heterophilous graphs do, or as PyG's Data does.
+NAMES = {
+    "node_features": "x",
+    "node_labels": "y",
+    "edges": "edge_index",
+    "train_masks": "train_mask",
+    "val_masks": "val_mask",
+    "test_masks": "test_mask",
+}
 
-    The masks are [N], or [S, N] for S splits, of which the first is taken.
+
+def read_npz(file: Path) -> NodeData:
+    """Reads node_features [N, F], node_labels [N], edges [E, 2] and {train,val,test}_masks, or the arrays of PyG's
+    Data: x, y, edge_index [2, E] and {train,val,test}_mask.
+
+    ``edges`` stands for undirected ones, each once, and is read in both directions, unless the file has them already.
+    ``edge_index`` is directed and read as it stands. The name of the graph says what was done. The masks are [N], or
+    [S, N] for S splits, of which the first is taken ([N, S] with PyG's names).
 
     Raises:
         UsageError: the file cannot be read, an array is missing, or its shape, dtype or values do not fit.
     """
-    wanted = ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks")
     try:
         with open(file, "rb") as stream, zipfile.ZipFile(stream) as archive:
             have = {name.removesuffix(".npy") for name in archive.namelist()}
+            wanted = (*NAMES.values(),) if len(have & {*NAMES.values()}) > len(have & {*NAMES}) else (*NAMES,)
             missing = [name for name in wanted if name not in have]
             arrays = {name: _array(archive, name) for name in wanted if name in have}
     except Exception as error:  # NumPy and zipfile raise whatever the bytes lead them to
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
         raise UsageError(f"{file}: cannot be read as an .npz of arrays ({reason})") from error
     if missing:
-        raise UsageError(f"{file}: expected arrays {', '.join(wanted)}; {', '.join(missing)} missing")
+        other = ", ".join(NAMES.values() if wanted[0] in NAMES else NAMES)
+        text = f"{file}: expected arrays {', '.join(wanted)}; {', '.join(missing)} missing"
+        raise UsageError(text if have & {*wanted} else f"{text} (or {other})")
+    directed = wanted[0] not in NAMES
     x, y, edges = (arrays[name] for name in wanted[:3])
 
     def expect(fits: bool, name: str, expected: str, came: object) -> None:
@@ -122,30 +139,42 @@ def read_npz(file: Path) -> NodeData:
             raise UsageError(f"{file}: {name} must {expected}, got {came}")
 
     for name, array in arrays.items():
-        kinds, meaning = ("biuf", "numbers") if name != "edges" else ("iu", "integers")
+        kinds, meaning = ("biuf", "numbers") if name != wanted[2] else ("iu", "integers")
         expect(array.dtype.kind in kinds, name, f"be {meaning}", array.dtype)
-    expect(x.ndim == 2 and x.size > 0, "node_features", "have shape [N, F]", list(x.shape))
+    features, labels, ends = wanted[:3]
+    expect(x.ndim == 2 and x.size > 0, features, "have shape [N, F]", list(x.shape))
     nodes = len(x)
-    expect(bool(np.isfinite(x).all()), "node_features", "be finite", "infinities or NaN")
-    expect(y.shape == (nodes,), "node_labels", f"have shape [N] = [{nodes}]", list(y.shape))
+    expect(bool(np.isfinite(x).all()), features, "be finite", "infinities or NaN")
+    expect(y.shape == (nodes,), labels, f"have shape [N] = [{nodes}]", list(y.shape))
     classes = f"be integers in [0, {MOST_CLASSES})"
-    expect(0 <= y.min() <= y.max() < MOST_CLASSES, "node_labels", classes, f"{y.min()} to {y.max()}")
-    expect(bool((y == np.floor(y)).all()), "node_labels", classes, "fractions")
-    expect(edges.ndim == 2 and edges.shape[1] == 2, "edges", "have shape [E, 2]", list(edges.shape))
-    expect(len(edges) > 0, "edges", "be at least one", "none")
+    expect(0 <= y.min() <= y.max() < MOST_CLASSES, labels, classes, f"{y.min()} to {y.max()}")
+    expect(bool((y == np.floor(y)).all()), labels, classes, "fractions")
+    fits = edges.ndim == 2 and edges.shape[0 if directed else 1] == 2
+    expect(fits, ends, f"have shape {'[2, E]' if directed else '[E, 2]'}", list(edges.shape))
+    expect(edges.size > 0, ends, "be at least one", "none")
     known = 0 <= edges.min() <= edges.max() < nodes
-    expect(known, "edges", f"be node ids in [0, {nodes})", f"{edges.min()} to {edges.max()}")
+    expect(known, ends, f"be node ids in [0, {nodes})", f"{edges.min()} to {edges.max()}")
     splits = []
     for name in wanted[3:]:
-        mask = arrays[name]
+        mask = arrays[name].T if directed else arrays[name]
         fits = mask.ndim in (1, 2) and mask.shape[-1] == nodes and len(mask) > 0
-        expect(fits, name, f"have shape [N] or [S, N] with N = {nodes}", list(mask.shape))
+        shape = "[N, S]" if directed else "[S, N]"
+        expect(fits, name, f"have shape [N] or {shape} with N = {nodes}", list(arrays[name].shape))
         splits.append(torch.from_numpy(np.atleast_2d(mask)[0].astype(bool)))
         expect(bool(splits[-1].any()), name, "choose a node", "none")
-    edge_index = _both_directions(torch.from_numpy(edges.astype(np.int64)).t())
-    features, labels = (torch.from_numpy(array.astype(kind)) for array, kind in ((x, np.float32), (y, np.int64)))
-    name = os.fsencode(Path(file).stem).decode(errors="replace")
-    return NodeData(name, features, labels, edge_index, *splits)
+    edge_index, how = torch.from_numpy(np.ascontiguousarray((edges if directed else edges.T).astype(np.int64))), ""
+    if not directed and not is_symmetric(edge_index, nodes):
+        edge_index, how = torch.cat([edge_index, edge_index.flip(0)], 1), " (each edge in both directions)"
+    values, classes = (torch.from_numpy(array.astype(kind)) for array, kind in ((x, np.float32), (y, np.int64)))
+    name = os.fsencode(Path(file).stem).decode(errors="replace") + how
+    return NodeData(name, values, classes, edge_index, *splits)
+
+
+def is_symmetric(edge_index: Tensor, nodes: int) -> bool:
+    """Whether every edge has its reverse, as often; loops alone are no sign of it."""
+    src, dst = edge_index
+    keys, reverse = (src * nodes + dst).sort().values, (dst * nodes + src).sort().values
+    return bool((src != dst).any()) and torch.equal(keys, reverse)
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
@@ -204,10 +233,6 @@ def _planetoid(folder: Path, name: str) -> NodeData:
 
 
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
-
-
-def _both_directions(edges: Tensor) -> Tensor:
-    return torch.cat([edges, edges.flip(0)], 1).contiguous()
 
 
 class _SparseRows:

@@ -47,7 +47,7 @@ def draw(file: Path, title: str, names: dict[str, str], sides: dict[str, dict]) 
     loss_axes.set_xscale("log")
     loss_axes.xaxis.set_major_formatter("{x:g}")
     loss_axes.xaxis.set_minor_formatter("")
-    loss_axes.set_xlabel("seconds of training")
+    loss_axes.set_xlabel("seconds of training, log scale")
     loss_axes.set_title("training loss")
     loss_axes.legend()
     for axes in (time_axes, memory_axes, loss_axes):
