@@ -348,7 +348,7 @@ class CapturedStep:
                 seen.observation,
             )
         except Unfit:
-            seen.failed = True
+            seen.failed, seen.observation = True, None  # which holds tensors
             raise
         finally:
             recording_lock.release()

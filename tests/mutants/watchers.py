@@ -34,7 +34,7 @@ WATCHERS = [
     ("shared/deferred_checks.py", "shared/test_capture_step*.py"),
     ("pyg_plugin/batches.py", "pyg/test_pyg_batches.py"),
     ("shared/padding.py", "pyg/test_pyg_loader.py dgl/test_dgl_loader.py"),
-    ("pyg_plugin/loader.py", "pyg/test_pyg_loader.py"),
+    ("pyg_plugin/loader.py", "pyg/test_pyg_loader*.py"),
     ("dgl_plugin/dataloading.py", "dgl/test_dgl_loader.py"),
     ("shared/choices.py", "shared/test_backends.py core/test_engines.py"),
     (

@@ -20,7 +20,7 @@ from edgeless.tools.cli.options import MOST_THREADS, check_count, check_real, ch
 from edgeless.tools.cli.setting import setting_of
 from edgeless.tools.timing import Timer
 
-from . import ddp, engines, minibatch, new_graphs, plans, scaleout, shapes
+from . import ddp, engines, minibatch, new_graphs, plans, scaleout, shapes, training
 from .baseline import H200, H200_RELATIONS, Baseline, geometric_means
 from .graphs import HELP, MOLECULES, BenchGraph, check_name, has_relations, load
 from .measure import Plan, Result, measure, peers_of
@@ -117,6 +117,12 @@ SUITES = {
         "mode": ["forward_backward"],
         "baseline": H200,
     },
+    "small": {"graph": ["tiny"], "training": training.ON_A_GRAPH},
+    "small-molecules": {
+        "graph": list(training.DATASETS),
+        "training": training.ON_MOLECULES,
+        "molecules": [32, 128, 512],
+    },
     "h200-molecules": {**NEW_GRAPHS, "peers": ["pyg", "edgeless-pyg"]},
     "generator": {
         "graph": ["hm", "pokec", "arxiv", "city-roads-L", "molecules-4096"],
@@ -207,6 +213,15 @@ def _add_subjects(group) -> None:
         choices=LAYERS,
         help="three such layers, in float32, on a graph that is new in every step, as a batch of molecules is",
     )
+    group.add_argument(
+        "--training",
+        nargs="+",
+        choices=sorted({*training.ON_MOLECULES, *training.ON_A_GRAPH}),
+        help=f"steps with loss and Adam: on molecules (--graph {' '.join(training.DATASETS)}), or on a graph",
+    )
+    group.add_argument(
+        "--molecules", type=_numbers, metavar="32,128", help="molecules in a batch, for --training (default: 128)"
+    )
     group.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")
     group.add_argument(
         "--fanout", type=_numbers, default=[15, 10], help="neighbours a node draws, from the seeds outwards (15,10)"
@@ -248,7 +263,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in SUITES.get(args.suite, {}).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    kinds = (args.layer, args.op, args.minibatch, args.new_graphs, args.scale_out, args.ddp)
+    kinds = (args.layer, args.op, args.minibatch, args.new_graphs, args.scale_out, args.ddp, args.training)
     if all(kind is None for kind in kinds) and not args.shapes:
         args.layer = ["gatv2"]
     for name, size in SIZES.items():
@@ -271,11 +286,16 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     check_count("--threads", args.threads, most=MOST_THREADS)
     for count in args.compare_threads or ():
         check_count("--compare-threads", count, most=MOST_THREADS)
+    args.molecules = args.molecules or [128]
+    for count in args.molecules:
+        check_count("--molecules", count)
     for count in args.fanout:
         check_count("--fanout", count)
     check_real("--limit", args.limit, 0)
     check_real("--dropout", args.dropout, 0, 1)
-    if args.dropout and (args.minibatch or args.new_graphs or args.scale_out or args.ddp or args.shapes):
+    if args.dropout and (
+        args.minibatch or args.new_graphs or args.scale_out or args.ddp or args.shapes or args.training
+    ):
         raise UsageError("--dropout is for --op and --layer")
     if args.data is not None and not args.data.is_dir():
         raise UsageError(f"--data {args.data}: no such folder")
@@ -344,8 +364,13 @@ def run(args: argparse.Namespace) -> int:
         scaleout.check(several, args.parts, device, args.carrier)
     named = {"--layer": args.layer or (), "--minibatch": args.minibatch or (), "--new-graphs": args.new_graphs or ()}
     typed = [f"{option} {name}" for option, names in named.items() for name in names if name in RELATIONAL]
+    if args.training:
+        training.peers_of(args.peers)
+        training.check(args.training, args.graph)
+    others = bool(cases or steps or renewed or several or args.shapes)
     for name in args.graph:
-        check_name(name, args.data)
+        if name not in training.DATASETS or others:
+            check_name(name, args.data)
         if typed and not has_relations(name):
             raise UsageError(f"{typed[0]} needs a graph with relations, and --graph {name} has none")
     results, rows = [], []
@@ -358,6 +383,12 @@ def run(args: argparse.Namespace) -> int:
                 file.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
 
     for name in args.graph:
+        for model in args.training or ():
+            made = None if name in training.DATASETS else load(name, args.data, device)
+            for count in args.molecules if made is None else [None]:
+                trained = training.measure(name, made, model, count, args.peers, device, timer.rounds)
+                training.print_steps(trained, device)
+                keep([asdict(row) for row in trained])
         if several:
             config = _of_processes(args, name, device)
             if args.scale_out:
