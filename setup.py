@@ -5,11 +5,20 @@
 No build needs a CUDA toolkit: the package carries the headers of the CUDA kernels, which NVRTC compiles where they run.
 """
 
+from __future__ import annotations
+
+import os
 import re
+import shlex
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
-from setuptools import setup
+try:
+    from setuptools import setup
+except ImportError as error:  # Python 3.12 and newer bring none
+    raise SystemExit("edgeless is built by setuptools: use `pip install setuptools wheel ninja` first.") from error
 
 try:
     import torch
@@ -126,6 +135,8 @@ class Build(cpp_extension.BuildExtension):
         return [*super().get_outputs(), str(Path(self.build_lib) / "edgeless" / "_built.py")]
 
     def build_extensions(self):
+        if sentence := compiler_missing():
+            raise SystemExit(sentence)
         if self.joins:
             for extension in self.extensions:
                 extension.sources = joined(extension.sources, Path(self.build_temp) / "joined")
@@ -134,8 +145,42 @@ class Build(cpp_extension.BuildExtension):
 
 FOLDERS = {"edgeless": "shared", "edgeless.dgl": "dgl_plugin", "edgeless.pyg": "pyg_plugin"}
 
+
+def unsupported() -> str | None:
+    """Why edgeless cannot be built or run here, in a sentence that says what to do; None where it can."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "edgeless does not run on a free-threaded Python, whose modules would need locks: use one with the GIL."
+    if sys.platform == "win32":
+        return "edgeless is not built on Windows: install it in WSL 2, where it runs as on Linux."
+    if torch.version.hip is not None:
+        return "edgeless has no kernels for AMD GPUs, and is not built against ROCm: use another build of torch."
+    return None
+
+
+def compiler_missing() -> str | None:
+    """What to install where there is no C++ compiler; None where there is one."""
+    named = shlex.split(os.environ.get("CXX", ""))[:1]
+    if any(map(shutil.which, named or ("c++", "g++", "clang++"))):
+        return None
+    install = "xcode-select --install" if sys.platform == "darwin" else "apt-get install g++"
+    return f"edgeless needs a C++20 compiler, and {(named or ['c++'])[0]} was not found: `{install}`, or set CXX."
+
+
+def requirement() -> str:
+    """The torch that is needed. A wheel or an installation has an extension, which fits one minor version of torch; an
+    sdist has none yet.
+    """
+    if "sdist" in sys.argv:
+        return "torch>=2.11"
+    return f"torch=={'.'.join(torch.__version__.split('.')[:2])}.*"
+
+
+if sentence := unsupported():
+    raise SystemExit(sentence)
+
 setup(
     version=version(),
+    install_requires=[requirement()],
     license="Apache-2.0",
     license_files=["LICENSE"],
     package_dir={**FOLDERS, "edgeless.kernels.sources": "core_cuda"},

@@ -95,6 +95,15 @@ def spmm(
     Raises:
         TypeError: a graph, number or dtype of another type.
         ValueError: a shape, dtype, device or option that does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, functional
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> functional.spmm(graph, torch.ones(3, 2), reduce="sum")
+        tensor([[1., 1.],
+                [1., 1.],
+                [2., 2.]])
     """
     call = "spmm"
     expect_graph(call, graph)
@@ -190,6 +199,13 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor, *, out_dtype: Optional[torch.
     Raises:
         TypeError: a graph or dtype of another type.
         ValueError: a shape, dtype or device that does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, functional
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> functional.sddmm_dot(graph, torch.ones(3, 2, 4), torch.ones(3, 2, 4)).shape
+        torch.Size([4, 2])
     """
     call = "sddmm_dot"
     if type(graph) is not Graph:
@@ -265,6 +281,13 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
     Raises:
         TypeError: a graph, number or dtype of another type.
         ValueError: a shape, dtype, device or option that does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, functional
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> functional.neighbor_reduce(graph, torch.tensor([[1.0], [5.0], [3.0]]), "max").flatten()
+        tensor([3., 1., 5.])
     """
     call = "neighbor_reduce"
     if type(graph) is not Graph:

@@ -61,6 +61,11 @@ def backend(name: str) -> Iterator[None]:
 
     Raises:
         ValueError: for any other name.
+
+    Example:
+        >>> import edgeless
+        >>> with edgeless.backend("reference"):
+        ...     pass  # upstream forwards and plain PyTorch
     """
     if name not in BACKENDS:
         raise ValueError(f"backend: name must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
@@ -86,9 +91,10 @@ def explain(layer, *inputs, plan: bool = False, **kwargs) -> Explanation | Model
     Args:
         layer: a layer, of edgeless or not, a function of ``edgeless.dgl.ops``, or a model, whose graph layers are
             explained one by one.
-        *inputs, **kwargs: the arguments of the call.
+        *inputs: the arguments of the call by position.
         plan: whether to list for each op its engine, kernel, tile, feature or head tiles, bytes and roofline time.
             This runs the call once, and its backward if a parameter or an input needs a gradient; no ``.grad`` changes.
+        **kwargs: the arguments of the call by name.
     Returns:
         An explanation, true if everything runs fused, that prints as text and shows as a table in notebooks.
 

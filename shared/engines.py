@@ -181,6 +181,11 @@ def engine(name: str) -> Iterator[None]:
     Raises:
         ValueError: for any other name.
         RuntimeError: inside a function that torch.compile traces; open the block around the call.
+
+    Example:
+        >>> import edgeless
+        >>> with edgeless.engine("rowsplit"):
+        ...     pass  # edge-balanced CSR, on the CPU the only one
     """
     if name not in ENGINES:
         raise ValueError(f"engine: name must be one of {', '.join(map(repr, ENGINES))}, got {name!r}")

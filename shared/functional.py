@@ -12,20 +12,22 @@ Second derivatives of attention, of extrema and of sums over relations (``create
 on gradients need) are computed by ops of PyTorch, which do allocate tensors of the size of the edges.
 
 All attention functions share these options, which :class:`edgeless.edge_options.EdgeOptions` checks:
-    edge_attr (Tensor, optional): edge features ``[E, De]``; needs edge_proj.
-    edge_proj (Tensor, optional): their projection per head, ``[H, De]`` for gat and ``[H, C, De]`` for gatv2 and dot.
-        The edge term of an edge e is ``t_e = edge_proj @ edge_attr[e]``.
-    edge_scale (Tensor, optional): ``[E]`` or ``[E, H]``; multiplies the attention weights after softmax and dropout.
-    dropout (float): probability to drop an attention weight, in [0, 1]; kept ones are divided by ``1 - dropout``.
-    seed (int or int64 Tensor [1], optional): seed of the dropout mask; None draws one from torch's generator.
-    return_weights (str, optional): also return the attention weights ``[E, H]``: ``"softmax"`` for those before
-        dropout, ``"dropped"`` for those after it. Neither includes edge_scale.
-    out_dtype (torch.dtype, optional): dtype of all results; None is the promoted dtype of all inputs.
+
+* ``edge_attr`` (Tensor, optional): edge features ``[E, De]``; needs edge_proj.
+* ``edge_proj`` (Tensor, optional): their projection per head, ``[H, De]`` for gat and ``[H, C, De]`` for gatv2 and dot.
+  The edge term of an edge e is ``t_e = edge_proj @ edge_attr[e]``.
+* ``edge_scale`` (Tensor, optional): ``[E]`` or ``[E, H]``; multiplies the attention weights after softmax and dropout.
+* ``dropout`` (float): probability to drop an attention weight, in [0, 1]; kept ones are divided by ``1 - dropout``.
+* ``seed`` (int or int64 Tensor [1], optional): seed of the dropout mask; None draws one from torch's generator.
+* ``return_weights`` (str, optional): also return the attention weights ``[E, H]``: ``"softmax"`` for those before
+  dropout, ``"dropped"`` for those after it. Neither includes edge_scale.
+* ``out_dtype`` (torch.dtype, optional): dtype of all results; None is the promoted dtype of all inputs.
 
 All functions raise these errors, which name the argument, what was expected and what came:
-    ValueError: a shape, dtype, device or option does not fit.
-    TypeError: the graph is no graph, or a number, the seed or out_dtype is no such thing.
-    NotFusedError: under ``edgeless.backend("fused")``, where no kernel can run.
+
+* ValueError: a shape, dtype, device or option does not fit.
+* TypeError: the graph is no graph, or a number, the seed or out_dtype is no such thing.
+* NotFusedError: under ``edgeless.backend("fused")``, where no kernel can run.
 """
 
 from __future__ import annotations

@@ -48,6 +48,12 @@ class Graph(Keeper):
     :meth:`from_sparse_tensor` or :meth:`from_torch_sparse`. Multi-edges and self loops are edges like any others.
     The direction that was not given is built at its first use, and kept. Index tensors are int32 if the numbers of
     nodes and edges are below 2**31 - 1, else int64. Graphs can be pickled, copied and moved between devices.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph
+        >>> Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        Graph(num_src=3, num_dst=3, num_edges=4, device='cpu', int32)
     """
 
     _num_receiving: Optional[int] = None  # the number of destinations with in-edges, None if not counted

@@ -428,7 +428,13 @@ def graph_of_edge_index(
 
 
 def cache_info() -> CacheInfo:
-    """Returns statistics of the cache since the last :func:`clear_cache`."""
+    """Returns statistics of the cache since the last :func:`clear_cache`.
+
+    Example:
+        >>> import edgeless
+        >>> edgeless.cache_info().graphs >= 0
+        True
+    """
     return _cache.info()
 
 

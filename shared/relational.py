@@ -53,6 +53,12 @@ def segment_mm(x: Tensor, w: Tensor, lengths: Optional[Tensor] = None, *, offset
         TypeError: lengths or offsets is not a Tensor, or both or neither is given.
         ValueError: a shape, dtype or device does not fit, or, on the CPU, a value of lengths or offsets. The host does
             not wait to check values on a GPU: wrong ones fail an assertion on the device, as in torch's indexing.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import functional
+        >>> functional.segment_mm(torch.ones(3, 2), torch.ones(2, 2, 5), torch.tensor([1, 2])).shape
+        torch.Size([3, 5])
     """
     call = "segment_mm"
     _check_operands(call, x, w)
@@ -117,6 +123,12 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor, bias: Optional[Tensor] = None
         TypeError: index is not a Tensor.
         ValueError: a shape, dtype or device does not fit.
         IndexError: a type is negative or not below R, on the CPU; on a GPU an assertion fails on the device.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import functional
+        >>> functional.gather_mm(torch.ones(3, 2), torch.ones(4, 2, 5), torch.tensor([0, 3, 1])).shape
+        torch.Size([3, 5])
     """
     call = "gather_mm"
     if isinstance(w, Tensor) and w.dim() == 4:
@@ -303,6 +315,14 @@ def relational_sum(
         TypeError: graph is not a TypedGraph, or a dtype is not supported.
         ValueError: a shape, dtype, device or option does not fit.
         IndexError: the graph has a type that is negative or not below R.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, TypedGraph, functional
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> typed = TypedGraph(graph, torch.tensor([0, 1, 0, 1]), 2)
+        >>> functional.relational_sum(typed, torch.ones(3, 2), torch.ones(2, 2, 5)).shape
+        torch.Size([3, 5])
     """
     call = "relational_sum"
     if not isinstance(graph, TypedGraph):

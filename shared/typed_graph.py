@@ -80,6 +80,13 @@ class TypedGraph(Keeper):
         num_types (int): R.
 
     Its formats, in both directions, are built at their first use and kept.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, TypedGraph
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> TypedGraph(graph, torch.tensor([0, 1, 0, 1]), 2).num_types
+        2
     """
 
     def __init__(self, graph: Graph, edge_type: Tensor, num_types: int):

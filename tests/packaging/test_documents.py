@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("", "docs", "docs/decisions", "examples")
+PAGES = ("", "docs", "docs/decisions", "docs/how-to", "examples")
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for folder in PAGES for path in (ROOT / folder).glob("*.md"))
 NOTES = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 FOLDERS = "core_cuda|shared|pyg_plugin|dgl_plugin|tests|docs|examples"

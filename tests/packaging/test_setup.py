@@ -15,6 +15,54 @@ def test_without_torch_it_says_what_to_do(python, root, tmp_path):
     assert "--no-build-isolation" in last
 
 
+REFUSED = {
+    "Windows": (
+        "import sysconfig; sysconfig.get_config_vars(); sys.platform = 'win32'",
+        "edgeless is not built on Windows: install it in WSL 2",
+    ),
+    "ROCm": ("torch.version.hip = '7.0'", "edgeless has no kernels for AMD GPUs"),
+    "free-threaded": (
+        "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1",
+        "edgeless does not run on a free-threaded Python",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", REFUSED)
+def test_where_it_cannot_be_built_it_says_so_in_a_sentence(python, root, where):
+    change, sentence = REFUSED[where]
+    code = f"import runpy, sys, setuptools, torch; {change}; sys.argv[1:] = ['--version']; runpy.run_path('setup.py')"
+    done = python("-c", code, cwd=root)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith(sentence)
+
+
+def test_without_setuptools_it_says_what_to_do(python, root, tmp_path):
+    (tmp_path / "setuptools.py").write_text("raise ImportError('no setuptools here')")
+    done = python("setup.py", "--version", cwd=root, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("edgeless is built by setuptools")
+
+
+@pytest.mark.parametrize(
+    "cxx,path,missing", (("", "/nowhere", "c++"), ("no-such -x", None, "no-such"), ("", None, None))
+)
+def test_without_a_compiler_it_says_what_to_install(root, monkeypatch, cxx, path, missing):
+    import runpy
+
+    import setuptools
+
+    monkeypatch.setattr(setuptools, "setup", lambda **options: None)
+    monkeypatch.chdir(root)
+    compiler_missing = runpy.run_path("setup.py")["compiler_missing"]
+    monkeypatch.setenv("CXX", cxx)
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
+    found = compiler_missing()
+    assert (found is None) == (missing is None)
+    assert found is None or f"needs a C++20 compiler, and {missing} was not found" in found
+
+
 def test_it_tells_the_version(python, root):
     import edgeless
 

@@ -82,3 +82,8 @@ def test_minibatches_under_ddp(tmp_path):
         assert printed.count("on 2 processes") == 3
     else:
         assert "skipped: NeighborLoader needs pyg-lib or torch_sparse" in printed
+
+
+def test_the_page_of_tasks_runs(fresh_dynamo):
+    edgeless.report(reset=True)
+    assert example_scripts.run_page("how-to/pyg.md") >= 8

@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -34,6 +35,18 @@ def run(name: str, folder: Path, processes: int = 1) -> str:
     printed = (folder / "out").read_text()
     assert printed, f"{name} prints what it does"
     return printed
+
+
+def run_page(page: str) -> int:
+    """Runs the Python blocks of a page of docs/ one after the other in one module; returns their number."""
+    text = (EXAMPLES.parent / "docs" / page).read_text()
+    module: dict = {}
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = [(match.start(1), match[1]) for match in found]
+    for start, block in blocks:
+        lines = "\n" * text.count("\n", 0, start)  # so that an error names the line of the page
+        exec(compile(lines + block, page, "exec"), module)
+    return len(blocks)
 
 
 def _start(name, folder):
