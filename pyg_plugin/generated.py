@@ -28,7 +28,7 @@ from edgeless.call_errors import add_call
 from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
 from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
-from edgeless.programs import ProgramCache, Refused
+from edgeless.programs import DESTINATION, EDGE, NODE, PARAMETER, SOURCE, ProgramCache, Refused
 
 from . import worth
 from .conv import _HOOKS, Scriptable, sizes_of
@@ -323,6 +323,8 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         raise Refused(f"the graph is refused: {error}") from error
     if choice == "auto":
         worth.refuse_slow(program, graph)
+    if program.backward is not None and graph.device.type == "cpu" and not _is_finite_without_edges(call, graph):
+        raise Refused("a node without edges has features that are not finite, which gradients of weights would be")
     if program.needs_last and not _last_have_edges(graph):
         raise Refused("the number of nodes is computed from edge_index, whose last node has no edge")
     return _results(call, program, program(graph, call.tensors)), program
@@ -410,6 +412,25 @@ def _checked(edge_index: Tensor) -> Tensor:
     if edge_index.dtype not in _NARROW:
         raise Refused(f"edge_index has the dtype {edge_index.dtype}")
     return edge_index
+
+
+def _is_finite_without_edges(call: Call, graph) -> bool:
+    """Whether the rows that no message reads are finite. Maps that were moved to nodes compute them too, and a gradient
+    of 0 times what is not finite is a NaN.
+    """
+    for tensor, space in zip(call.tensors, call.spaces):
+        if space.kind in (EDGE, PARAMETER) or not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
+            continue
+        if not bool(tensor.index_select(space.dim, _nodes_without_edges(call, graph, space.kind)).isfinite().all()):
+            return False
+    return True
+
+
+def _nodes_without_edges(call: Call, graph, kind: str) -> Tensor:
+    """The nodes of a side that lack edges; where both ends are of one set, edges of either direction."""
+    sides = {NODE: (0, 1), SOURCE: (call.receiving == 0,), DESTINATION: (call.receiving == 1,)}[kind]
+    arrays = [graph.csr if side else graph.csc for side in sides]
+    return torch.unique(torch.cat([(rows.indptr[1:] == rows.indptr[:-1]).nonzero().view(-1) for rows in arrays]))
 
 
 def _last_have_edges(graph) -> bool:
