@@ -28,7 +28,7 @@ from edgeless.call_errors import add_call
 from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
 from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
-from edgeless.programs import FIRST, ProgramCache, Refused
+from edgeless.programs import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, ProgramCache, Refused
 
 from . import worth
 from .conv import _HOOKS, Scriptable, sizes_of
@@ -229,7 +229,7 @@ def _scriptable(cls: type) -> type:
 def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
     if not args and not compiling():
         known = recall(layer, step, edge_index, kwargs, PROGRAMS)
-        if known is not None and _may_run_again(*known[:2], kwargs):
+        if known is not None and _may_run_again(*known, kwargs):
             recalled, graph, tensors = known
             program = recalled.program
             values = program(graph, tensors)
@@ -333,6 +333,8 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
     except (IndexError, ValueError, TypeError) as error:
         raise Refused(f"the graph is refused: {error}") from error
     _check_graph(program, graph, choice)
+    if not _is_finite_without_edges(program, call.tensors, call.spaces, call.receiving, graph):
+        raise Refused("a node without edges has features that are not finite, which gradients of weights would be")
     values = program(graph, call.tensors)
     remembering.keep(given, written_size, choice, program, PROGRAMS)
     return _results(layer, call.tensors, program, values), program
@@ -346,9 +348,11 @@ def _check_graph(program, graph, choice: str) -> None:
         raise Refused("the number of nodes is computed from edge_index, whose last node has no edge")
 
 
-def _may_run_again(recalled: Recalled, graph, kwargs: dict) -> bool:
+def _may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict) -> bool:
     """Whether a program that is known runs on a graph; if not, the long way says why."""
     program, num_edges = recalled.program, graph.num_edges
+    if not _is_finite_without_edges(program, tensors, recalled.spaces, recalled.receiving, graph):
+        return False
     approved = num_edges, graph.index_dtype
     if recalled.approved == approved and not program.needs_last:
         return True
@@ -447,6 +451,29 @@ def _checked(edge_index: Tensor) -> Tensor:
     if edge_index.dtype not in _NARROW:
         raise Refused(f"edge_index has the dtype {edge_index.dtype}")
     return edge_index
+
+
+def _is_finite_without_edges(program, tensors: list[Tensor], spaces, receiving: int, graph) -> bool:
+    """Whether the rows that no message reads are finite. Maps that were moved to nodes compute them too, and a gradient
+    of 0 times what is not finite is a NaN.
+    """
+    if program.backward is None or graph.device.type != "cpu":
+        return True
+    for tensor, space in zip(tensors, spaces):
+        if space.kind in (EDGE, PARAMETER) or not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
+            continue
+        if not bool(
+            tensor.index_select(space.dim, _nodes_without_edges(receiving, graph, space.kind)).isfinite().all()
+        ):
+            return False
+    return True
+
+
+def _nodes_without_edges(receiving: int, graph, kind: str) -> Tensor:
+    """The nodes of a side that lack edges; where both ends are of one set, edges of either direction."""
+    sides = {NODE: (0, 1), SOURCE: (receiving == 0,), DESTINATION: (receiving == 1,)}[kind]
+    arrays = [graph.csr if side else graph.csc for side in sides]
+    return torch.unique(torch.cat([(rows.indptr[1:] == rows.indptr[:-1]).nonzero().view(-1) for rows in arrays]))
 
 
 def _last_have_edges(graph) -> bool:

@@ -45,7 +45,7 @@ class Recalled:
         approved: the number of edges and the dtype of ids for which the program was found to be worth while.
     """
 
-    __slots__ = ("same", "held", "choice", "program", "receiving", "flow", "cleared", "approved")
+    __slots__ = ("same", "held", "choice", "program", "spaces", "receiving", "flow", "cleared", "approved")
 
     def __init__(self, call, notes: list[tuple], edge_index: Tensor, size, choice: str, program, cleared: int):
         sides = {PARAMETER: 0, EDGE: 3}
@@ -68,7 +68,7 @@ class Recalled:
             one_set=call.one_set,
         )
         self.program, self.receiving, self.flow, self.cleared = program, call.receiving, call.layer.flow, cleared
-        self.choice, self.approved = choice, None
+        self.choice, self.spaces, self.approved = choice, call.spaces, None
 
 
 def recall(

@@ -63,9 +63,9 @@ def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateRe
 
     A layer whose own state, such as its aggregation, rules out every fused call is kept, with the reason: to swap it
     would cost time and gain nothing. So are aggregations inside a layer, which it calls with an index. Layers of PyG
-    without a fused version, and those of the user's own classes, get a class that generates their messages if
-    ``EDGELESS_GENERATE`` is ``auto``, ``land`` or ``on``. The calls of at least four SAGEConv or GraphConv that PyG's
-    ``to_hetero`` adds up become one call, which runs as one sum over relations where HeteroConv does.
+    without a fused version, and those of the user's own classes, get a class that generates their messages, unless
+    ``EDGELESS_GENERATE`` is ``off``. The calls of at least four SAGEConv or GraphConv that PyG's ``to_hetero`` adds up
+    become one call, which runs as one sum over relations where HeteroConv does.
 
     The modules stay the same objects: parameters, the optimizer's references to them, hooks, buffers and training mode
     are kept; only the class changes. A second call changes nothing. ``print(model)`` shows swapped layers as

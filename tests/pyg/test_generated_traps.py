@@ -446,6 +446,29 @@ def test_a_node_without_edges_makes_no_gradient_infinite(name, end):
     assert bool(grad.isfinite().all()) and not grad[19].any()
 
 
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_node_without_edges_may_have_features_that_are_not_finite(value, flow, monkeypatch):
+    layer = Layer(lambda s, xi, xj, e, i, n: F.relu(s.lin(xi) + s.lin(xj)) * e)
+    layer.flow = flow
+    x, edge_index, e = graph()
+    edge_index, rows = edge_index.clamp(max=18), x.detach().clone()
+    assert [ok for _, ok in outcomes(layer, rows, edge_index, e)] == [True]  # whose check takes rows of the call
+    rows[19] = value
+    found = []
+    for choice in ("on", "off"):
+        monkeypatch.setenv("EDGELESS_GENERATE", choice)
+        found.append(torch.autograd.grad(layer(rows, edge_index, e).sum(), [e, *layer.lin.parameters()]))
+    assert all(b.isfinite().all() and error(a, b) < 1e-12 for a, b in zip(*found, strict=True))
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+    said = outcomes(layer, rows, edge_index, e)
+    assert said == [
+        ("a node without edges has features that are not finite, which gradients of weights would be", False)
+    ]
+    rows[19], rows[2] = 1.0, value  # which messages read, as PyG's do
+    assert [ok for _, ok in outcomes(layer, rows, edge_index, e)] == [True]
+
+
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min"])
 def test_results_may_be_written_over(aggr):
     for name in ("detached", "softmax", "a difference of ends"):
