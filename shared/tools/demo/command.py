@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from edgeless.distributed.carriers import CARRIERS
-from edgeless.timing import Timing
+from edgeless.tools.timing import Timing
 from edgeless.tools.cli.child import run_child
 from edgeless.tools.cli.console import megabytes, milliseconds, plus_minus, print_table, progress, times
 from edgeless.tools.cli.devices import PACKAGES, UsageError, describe_device, pick_device, require
