@@ -9,6 +9,7 @@ one after the other, so two runs give the same bits.
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import threading
 from collections.abc import Callable
@@ -65,12 +66,20 @@ class Block:
 
     def fold(self, src: Tensor, dim: int, reduce: str) -> Tensor:
         """The rows of edges ``src`` reduced into rows of this block; see :func:`edgeless.programs.ops.fold_rows`."""
-        if reduce == "sum" and dim == 0 and src.dim() == 2 and src.size(1) > 2 and src.dtype in _SUMMED and src.is_cpu:
-            if self._csr is None:
-                rows = self._rows - self._rows[0]
-                self._csr = [rows, torch.arange(self.edges, dtype=rows.dtype)]
-            return _SUM(src.contiguous(), None, None, None, self._csr, [], src.dtype, [])
+        if reduce == "sum" and src.is_floating_point():
+            if not src.is_cpu or (dim == 0 and src.dim() == 2 and src.size(1) > 2 and src.dtype in _SUMMED):
+                return self.sum(src, dim)
         return ops.fold_rows(src, self.own, dim, self.count, reduce)
+
+    def sum(self, src: Tensor, dim: int) -> Tensor:
+        """The sums of rows of edges by the kernel of SpMM: in a fixed order, where ``index_add_`` has atomics on CUDA."""
+        if self._csr is None:
+            rows = self._rows - self._rows[0]
+            self._csr = [rows, torch.arange(self.edges, dtype=rows.dtype, device=rows.device)]
+        by_row = src.movedim(dim, 0)
+        flat = by_row.reshape(self.edges, math.prod(by_row.shape[1:])).contiguous()
+        sums = _SUM(flat, None, None, None, self._csr, [], src.dtype, [])
+        return sums.view(self.count, *by_row.shape[1:]).movedim(0, dim)
 
     def by_edge(self, x: Tensor, dim: int) -> Tensor:
         """The rows of these edges in a tensor by edge."""

@@ -7,7 +7,7 @@ import torch
 
 from edgeless import Graph
 from edgeless.programs import EDGE, FIRST, NODE, SOURCE, Argument, ProgramCache, Refused, Sizes, Space
-from edgeless.programs.blocks import blocks_of
+from edgeless.programs.blocks import Block, blocks_of
 from edgeless.programs.checking import check
 from edgeless.programs.keys import function_key, value_key
 from edgeless.programs.landing import land
@@ -247,3 +247,22 @@ def test_keys_hold_contents():
 def test_positions_of_arguments():
     program, _ = program_of(linear, wanted=())
     assert program.backward is None and FIRST == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape,dim", [((), 0), ((1,), 0), ((5,), 0), ((3, 4), 0), ((3, 4), 1), ((3, 4), 2), ((0,), 0)])
+@pytest.mark.parametrize("device", [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.cuda)])
+def test_sums_of_a_block_are_in_a_fixed_order(device, dtype, shape, dim):
+    """Every row's sum, wherever the edges' dimension stands; a row of many edges twice with the same bits."""
+    graph = Graph.from_edge_index(torch.stack((torch.randint(9, (5000,)), torch.randint(3, (5000,)))), 9, 6).to(device)
+    block = Block(graph.csr, 1, 6)
+    rows = torch.randn(block.edges, *shape, dtype=torch.float64)
+    src = rows.movedim(0, dim).to(device, dtype)
+    found = block.sum(src, dim)
+    own, given = block.own.cpu(), src.movedim(dim, 0).cpu().double()
+    exact = torch.zeros(5, *shape, dtype=torch.float64).index_add_(0, own, given)
+    assert found.dtype == dtype and found.shape == exact.movedim(0, dim).shape
+    most = 1e-10 if dtype == torch.float64 else 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+    assert float((found.movedim(dim, 0).cpu().double() - exact).norm()) <= most * float(exact.norm())
+    assert torch.equal(found, block.sum(src, dim))
+    assert not float(found.select(dim, 4).abs().sum())  # a row without edges
