@@ -67,7 +67,7 @@ from dgl.transforms import AddSelfLoop, BaseTransform, Compose
 from dgl.transforms.functional import add_self_loop, remove_self_loop
 """.strip().splitlines()
 
-ROOTS = ("dgl.nn", "dgl.ops", "dgl.transforms")
+ROOTS = ("dgl.dataloading", "dgl.nn", "dgl.ops", "dgl.transforms")
 OF_OURS = ("copy_u_max", "copy_u_mean", "copy_u_min", "copy_u_sum", "edge_softmax")
 OF_OURS += ("gather_mm", "segment_mm", "u_dot_v", "u_mul_e_sum")
 FUNCTIONS = tuple((getattr(dgl.ops, name), vars(fused_ops)[name]) for name in OF_OURS)

@@ -18,8 +18,10 @@ import edgeless
 from edgeless.backends import LAYERS
 
 SWAPS = {
+    "torch_geometric.loader": "edgeless.pyg.loader",
     "torch_geometric.nn": "edgeless.pyg.nn",
     "torch_geometric.transforms": "edgeless.pyg.transforms",
+    "dgl.dataloading": "edgeless.dgl.dataloading",
     "dgl.nn": "edgeless.dgl.nn",
     "dgl.ops": "edgeless.dgl.ops",
     "dgl.transforms": "edgeless.dgl.transforms",
