@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from edgeless.distributed.carriers import CARRIERS
-from edgeless.timing import Timing
 from edgeless.tools.cli.child import run_child
 from edgeless.tools.cli.console import megabytes, milliseconds, plus_minus, print_table, progress, times
 from edgeless.tools.cli.devices import PACKAGES, UsageError, describe_device, pick_device, require
@@ -18,6 +17,7 @@ from edgeless.tools.cli.files import check_writable, writing
 from edgeless.tools.cli.layers import LAYERS
 from edgeless.tools.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.tools.cli.setting import setting_of
+from edgeless.tools.timing import Timing
 
 from . import parts
 from .data import PLANETOID
