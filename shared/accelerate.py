@@ -149,5 +149,5 @@ def _why_kept(module: torch.nn.Module) -> str | None:
             return f"it is a subclass of {stock.__name__}, whose changes the fused layer does not know"
     if not is_family(module):
         return None
-    hint = "; EDGELESS_GENERATE=auto generates its messages where that is faster" if _generates(LAYERS.get(cls)) else ""
+    hint = "; unless EDGELESS_GENERATE is off, its messages are generated" if _generates(LAYERS.get(cls)) else ""
     return f"edgeless has no fused {cls.__name__}{hint}"

@@ -241,7 +241,7 @@ def report(*, reset: bool = False) -> Report:
 
     Calls are counted by class, over all threads. Functions of ``edgeless.dgl.ops`` are counted too, and those of
     :mod:`edgeless.functional` where they ran plain PyTorch. What ``torch.compile`` compiled is noted once for each
-    trace; replays of CUDA graphs run no layer, and :meth:`edgeless.Capture.report` counts them. Upstream layers that
+    trace; replays of CUDA graphs run no layer, and ``model.captured`` counts them. Upstream layers that
     were not swapped are not seen: :func:`edgeless.accelerate` reports them, and so does ``explain(model, *inputs)``.
 
     Args:
