@@ -22,6 +22,7 @@ from edgeless.pyg import generated, worth
 def by_default(monkeypatch):
     monkeypatch.delenv("EDGELESS_GENERATE", raising=False)
     monkeypatch.setenv("EDGELESS_COMPILE_WALKS", "now")
+    monkeypatch.setattr(worth, "TINY", 0)
     monkeypatch.setitem(worth.LEAST, "cpu", 100)
     monkeypatch.setitem(worth.TRACED, "cpu", 0)
     generated.PROGRAMS.clear()
@@ -42,6 +43,16 @@ def test_small_calls_are_refused_before_a_trace(monkeypatch):
     assert generated.PROGRAMS.traces == traces
     monkeypatch.setitem(worth.LEAST, "cpu", 70 * 6)
     assert outcome(ours, *args) == "generated"
+
+
+def test_tiny_calls_are_not_looked_at(monkeypatch):
+    layer, ours, args, _ = case("GINEConv")
+    monkeypatch.setattr(worth, "TINY", 71)
+    monkeypatch.setattr(worth, "refuse_small", lambda *_: pytest.fail("looked"))
+    assert outcome(ours, *args) == worth.OF_TINY and torch.equal(ours(*args), layer(*args))
+    monkeypatch.setattr(worth, "TINY", 70)
+    with pytest.raises(pytest.fail.Exception, match="looked"):
+        ours(*args)
 
 
 def test_a_program_may_be_wider_than_its_arguments(monkeypatch):
@@ -103,6 +114,23 @@ def test_where_nothing_is_compiled_large_calls_are_interpreted(monkeypatch):
     assert "faster only where they are compiled" in outcome(ours, *args)
     with torch.no_grad():
         assert outcome(ours, *args) == "generated"
+
+
+def test_hooks_of_saved_tensors_see_the_same_at_every_call(monkeypatch):
+    """A checkpoint compares what a call saves with what its repetition saves, by when more may be compiled."""
+    layer, ours, args, _ = case("GINEConv")
+    grads = []
+    for least in (70 * 6 + 1, 70 * 6):
+        monkeypatch.setattr(worth, "INTERPRETED", least)
+        for module in (layer, ours):
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+                out, calls = recorded(module, *args)
+            grads.append(torch.autograd.grad(out.sum(), args[0])[0])
+        if least > 70 * 6:
+            assert "saved tensors have hooks" in calls[0][0]
+        else:
+            assert calls == [("generated", True)]
+    assert all(error(grad, grads[0]) < 1e-10 for grad in grads)
 
 
 def test_what_lands_on_ops_needs_no_compiler(monkeypatch):
