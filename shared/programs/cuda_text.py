@@ -30,7 +30,7 @@ from .lane_tables import flat, unflat
 from .online import Online
 
 NAMESPACE = "walk"  # replaced by one that tells texts apart
-MOST_LINES = 800  # for an edge
+MOST_LINES = 1000  # for an edge
 MOST_TOTALS = 128  # registers of sums over all edges
 REGISTERS, THREADS = 65536, 128
 
