@@ -115,6 +115,8 @@ class _Writer(Registers):
             return Value([found.names[p] for p in places], found.when)
         if table.shape[1] > MOST_REGISTERS:
             raise NotLowered(f"a value of {table.shape[1]} registers")
+        if self.share and isinstance(item, Operand) and item.kind == "param":
+            return self._operand(item, table)
         key = (id(item), table.shape, table.tobytes())
         if key not in self.memo:
             self.kept.append(item)

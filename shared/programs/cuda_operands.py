@@ -36,6 +36,7 @@ class Registers:
     def __init__(self, stage: Stage, lanes: int, per: int, keep: bool, share: bool):
         self.stage, self.lanes, self.per, self.keep, self.share = stage, lanes, per, keep, share
         self.fills: list[str] = []  # copy parameters
+        self.copies: dict[tuple, int] = {}  # where they stand in shared memory
         self.members: list[str] = []
         self.lines: list[list[str]] = [[], [], [], []]  # by how often they run
         self.load: list[str] = []
@@ -125,6 +126,11 @@ class Registers:
         """Elements of a parameter, those that a thread keeps from before among them."""
         item, places = self.base_of(item)
         table = places[table]
+        if self.share:  # read anew for every use: a thread that kept them from one to the next would spill
+            self.kept_values += table.shape[1]
+            order = np.argsort(table[0], kind="stable")  # neighbours in memory are one load
+            names = self.loaded(item, table[:, order], EDGE, "0").names
+            return Value([names[i] for i in np.argsort(order)], EDGE)
         when = ONCE if self.keep else EDGE
         keys = [(id(item), table[:, c].tobytes()) for c in range(table.shape[1])]
         missing = [c for c, key in enumerate(keys) if key not in self.parameters]
@@ -142,11 +148,14 @@ class Registers:
         kind, pointer, names = stored_type(item.dtype), self.pointer(item), []
         base = pointer if row == "0" else f"{pointer} + {row} * int64_t({item.numel})"
         free = row == "0" and when == EDGE  # a parameter that is not kept: the compiler must not keep it either
+        anew = self.name("anew") if free and self.share else ""
+        if anew:
+            self.lines[EDGE].append(f"const int {anew} = afresh(0);")
         for first, count in runs_of(table, item.numel if row != "0" else 0):
             name = self.name("g")
             if free and self.share:
                 at = self.copied(base, kind, table[:, first : first + 1], count * item.dtype.itemsize, count)
-                self.lines[EDGE].append(f"Loaded<{kind}, {count}> {name}; {name}.spread(shared + anew + {at});")
+                self.lines[EDGE].append(f"Loaded<{kind}, {count}> {name}; {name}.spread(shared + {anew} + {at});")
                 names += self.texts_of(item, f"{name}", count)
                 continue
             place = self.place(table[:, first : first + 1], count)
@@ -176,15 +185,17 @@ class Registers:
         neighbours: in the parameter they are often a whole row apart, and every lane would read a line of its own.
         """
         one = column.shape[0] == 1 or bool((column == column[0]).all())
-        lanes, at = 1 if one else self.lanes, self.shared_bytes
-        self.shared_bytes += (size * lanes + 15) // 16 * 16
-        if self.shared_bytes > SHARED_BYTES:
-            raise TooMuchShared("parameters that shared memory has no room for")
-        self.fills.append(
-            f"copy_spread<{kind}, {count}, {lanes}>({base}, shared + {at}, [](int some) {{ return "
-            f"{self.place_text(column)}; }});"
-        )
-        return f"{at}, {lanes}, {'0' if one else 'some'}"
+        lanes, text = 1 if one else self.lanes, self.place_text(column)
+        key = base, kind, count, lanes, text
+        if key not in self.copies:
+            at = self.copies[key] = self.shared_bytes
+            self.shared_bytes += (size * lanes + 15) // 16 * 16
+            if self.shared_bytes > SHARED_BYTES:
+                raise TooMuchShared("parameters that shared memory has no room for")
+            self.fills.append(
+                f"copy_spread<{kind}, {count}, {lanes}>({base}, shared + {at}, [](int some) {{ return {text}; }});"
+            )
+        return f"{self.copies[key]}, {lanes}, {'0' if one else 'some'}"
 
     def place(self, column: np.ndarray, count: int) -> str:
         """A number for each lane, as an expression that does not take long for every edge."""
@@ -215,12 +226,12 @@ class Registers:
     def snapshot(self):
         lists = (self.members, *self.lines, self.load, self.reads, self.tables, self.starts, self.fills)
         numbers = (self.uses_id, self.words, self.kept_values, self.extra, self.shared_bytes)
-        return [len(x) for x in lists], dict(self.memo), dict(self.parameters), numbers
+        return [len(x) for x in lists], dict(self.memo), dict(self.parameters), dict(self.copies), numbers
 
     def restore(self, saved) -> None:
-        lengths, memo, parameters, numbers = saved
+        lengths, memo, parameters, copies, numbers = saved
         self.uses_id, self.words, self.kept_values, self.extra, self.shared_bytes = numbers
-        self.memo, self.parameters = dict(memo), dict(parameters)
+        self.memo, self.parameters, self.copies = dict(memo), dict(parameters), dict(copies)
         lists = (self.members, *self.lines, self.load, self.reads, self.tables, self.starts, self.fills)
         for x, n in zip(lists, lengths):
             del x[n:]

@@ -30,7 +30,7 @@ from .lane_tables import flat, unflat
 from .online import Online
 
 NAMESPACE = "walk"  # replaced by one that tells texts apart
-MOST_LINES = 800  # for an edge
+MOST_LINES = 1000  # for an edge
 MOST_TOTALS = 128  # registers of sums over all edges
 REGISTERS, THREADS = 65536, 128
 
@@ -285,7 +285,6 @@ class _Assembly:
         own = "own_id = id(position); next = 0;" if w.uses_id else ""
         choose = "next = b + kBatch;" if w.uses_id else ""
         near = "int64_t near_[kBatch];"
-        anew = ["const int anew = afresh(0);"] if w.shared_bytes else []
         totals = sum(t.columns for t, _ in self.totals)
         args = f"WalkArgs<{max(len(w.reads), 1)}, {max(len(self.writes), 1)}>"
         lines = "\n    ".join
@@ -323,7 +322,7 @@ struct Walk : Lane<Args> {{
     {lines(w.lines[ROW])}
   }}
   __device__ __forceinline__ void take(int u, int64_t) {{
-    {lines([*anew, *w.lines[EDGE]])}
+    {lines(w.lines[EDGE])}
   }}
   __device__ __forceinline__ Piece piece(int64_t, int64_t) const {{
     Piece piece;

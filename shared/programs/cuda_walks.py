@@ -28,6 +28,8 @@ from .spaces import Sizes
 
 THREADS, SLOTS_OF_BLOCK = 128, 4  # as in core_cuda/common/fold.h and partition.h
 MOST_REGISTERS = 220  # of a thread, about: with more, two passes take less time than one
+# Sums over all edges beside anything else: with more, too few blocks fit on an SM to hide how long a gather takes.
+MOST_JOINT_SUMS = 512
 _SPACE = "edgeless::cuda::programs::"
 _PLAN_BYTES = 56  # of a plan of the core, which packs it
 _BEFORE_POINTERS = f"QQQqq {_PLAN_BYTES}s qQ 3q"  # WalkArgs of core_cuda/programs/walk.cuh
@@ -66,9 +68,12 @@ class Pass:
 
 def _passes(stage: Stage) -> list[Pass]:
     """A stage in one pass, or in several where one would need more registers than a thread has."""
+    sums = sum(item.numel for item in stage.totals)
     try:
-        whole = Pass(stage)
-        parts = stage.apart() if whole.text.registers > MOST_REGISTERS else []
+        parts = stage.apart() if sums > MOST_JOINT_SUMS else []
+        whole = None if parts else Pass(stage)
+        if whole is not None and whole.text.registers > MOST_REGISTERS:
+            parts = stage.apart() or (stage.halves() if sums > MOST_JOINT_SUMS else [])
         return [each for part in parts for each in _passes(part)] or [whole]
     except NotLowered:
         if not stage.halves():
