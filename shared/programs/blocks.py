@@ -66,13 +66,13 @@ class Block:
 
     def fold(self, src: Tensor, dim: int, reduce: str) -> Tensor:
         """The rows of edges ``src`` reduced into rows of this block; see :func:`edgeless.programs.ops.fold_rows`."""
-        if reduce == "sum" and src.is_floating_point():
-            if not src.is_cpu or (dim == 0 and src.dim() == 2 and src.size(1) > 2 and src.dtype in _SUMMED):
-                return self.sum(src, dim)
+        fast = not src.is_cpu or (dim == 0 and src.dim() == 2 and src.size(1) > 2 and src.dtype in _SUMMED)
+        if reduce == "sum" and fast and src.is_floating_point():
+            return self.sum(src, dim)
         return ops.fold_rows(src, self.own, dim, self.count, reduce)
 
     def sum(self, src: Tensor, dim: int) -> Tensor:
-        """The sums of rows of edges by the kernel of SpMM: in a fixed order, where ``index_add_`` has atomics on CUDA."""
+        """The sums of rows of edges by SpMM: in a fixed order, where ``index_add_`` has atomics on CUDA."""
         if self._csr is None:
             rows = self._rows - self._rows[0]
             self._csr = [rows, torch.arange(self.edges, dtype=rows.dtype, device=rows.device)]
