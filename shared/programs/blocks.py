@@ -176,7 +176,7 @@ class Interpreter:
         values: dict[Node, Any] = dict(zip(self.placeholders, tensors))
         values.update(self.constants)
         values.update(given or {})
-        sizes = graph.format(("sizes", self.receiving), _sizes_by_sources if self.receiving else _sizes_by_destinations)
+        sizes = sizes_of(graph, self.receiving)
         for step in self.steps:
             if isinstance(step, Compiled):
                 values.update(zip(step.walk.sinks, self._walk(step, values, graph, sizes, block, compiled)))
@@ -231,6 +231,11 @@ class Interpreter:
         except (CompileError, NvrtcError) as error:
             walk.code.on_cuda = str(error)
             return None
+
+
+def sizes_of(graph: Graph, receiving: int) -> Sizes:
+    """The sizes of a graph as a program counts them; ``receiving`` is the row of ``edge_index`` whose nodes receive."""
+    return graph.format(("sizes", receiving), _sizes_by_sources if receiving else _sizes_by_destinations)
 
 
 def _sizes_by_sources(graph: Graph) -> Sizes:

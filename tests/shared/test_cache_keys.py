@@ -190,12 +190,20 @@ def blocks():
         yield lambda receiving=receiving, edges=edges: blocks_of(graph, receiving, edges)[1]
 
 
-def row_pointers():
+def sizes():
+    from edgeless.programs.blocks import sizes_of
+
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [0, 1, 1]]), 3, 2)
+    for receiving in (1, 0):
+        yield lambda receiving=receiving: sizes_of(graph, receiving)
+
+
+def walk_arrays():
     from edgeless.programs import compiled
 
     graph = Graph.from_edge_index(torch.tensor([[0, 0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 3, 3, 3]]), 4, 4)
     for receives in (True, False):
-        yield lambda receives=receives: compiled.row_pointers(graph, receives)
+        yield lambda receives=receives: compiled.walk_arrays(graph, receives).tensors
 
 
 # File and function that make the keys -> their users.
@@ -209,7 +217,8 @@ USERS = {
     "pyg/nn/rgat_conv.py:_constants": constants,
     "pyg/every_pair.py:graph_of_every_pair": every_pairs,
     "programs/blocks.py:blocks_of": blocks,
-    "programs/compiled.py:row_pointers": row_pointers,
+    "programs/blocks.py:sizes_of": sizes,
+    "programs/compiled.py:walk_arrays": walk_arrays,
     "dgl/convert.py:_cached": dgl_relations,
     "dgl/nn/_relations.py:typed_graph": dgl_types,
     "dgl/nn/_node_types.py:nodes_by_type": dgl_node_types,
@@ -227,7 +236,6 @@ WITHOUT_FIELDS = {
     "pyg/nn/aggr.py:_graph_of": "the number of rows is the last number of ptr, or the graph cannot be built",
     "engines.py:_keep": "the name of an engine",
     "engines.py:_prepare": "the name of an engine",
-    "tuning.py:Tuner._measure_now": "the name of an engine",
     "tools/cli/plan_layers.py:_Counts": "the keys of the typed graph that it stands for",
 }
 
