@@ -25,7 +25,7 @@ from torch_geometric.utils import to_edge_index
 from edgeless.adapter import named
 from edgeless.backends import current_backend, transform_refusal
 from edgeless.call_errors import add_call
-from edgeless.calls import REFERENCE, is_recorded, looks_ahead, note_trace, ran_generated, ran_stock, recording
+from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
 from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
 from edgeless.programs import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, ProgramCache, Refused
@@ -265,7 +265,7 @@ def _is_tiny(edge_index) -> bool:
         type(edge_index) is Tensor
         and edge_index.size(-1) < worth.TINY
         and edge_index.dtype is torch.int64
-        and not is_recorded()
+        and not looks_ahead()
         and generate_choice() == "auto"
     )
 

@@ -136,11 +136,6 @@ def recording(plans: bool = False, *, ahead: bool = False):
         _mine.recorded, _mine.plans, _mine.ahead = before
 
 
-def is_recorded() -> bool:
-    """Whether this thread's calls are recorded by :func:`recording`."""
-    return _mine.recorded is not None
-
-
 def looks_ahead() -> bool:
     """Whether this thread's calls are recorded by :func:`recording` with ``ahead``."""
     return _mine.ahead

@@ -259,6 +259,7 @@ def test_sums_of_a_block_are_in_a_fixed_order(device, dtype, shape, dim):
     rows = torch.randn(block.edges, *shape, dtype=torch.float64)
     src = rows.movedim(0, dim).to(device, dtype)
     found = block.sum(src, dim)
+    assert not found._is_view()  # else nobody could write over it
     own, given = block.own.cpu(), src.movedim(dim, 0).cpu().double()
     exact = torch.zeros(5, *shape, dtype=torch.float64).index_add_(0, own, given)
     assert found.dtype == dtype and found.shape == exact.movedim(0, dim).shape
