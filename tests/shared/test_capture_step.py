@@ -5,6 +5,8 @@ test_capture_step_refusals.py what is not captured.
 """
 
 import copy
+import gc
+import time
 
 import pytest
 import torch
@@ -392,6 +394,21 @@ def test_gives_up_where_nothing_repeats():
     captured.step.release()
     follow(eager, captured, BATCHES)
     assert captured.step.num_replays >= 8
+
+
+def test_callbacks_of_the_garbage_collector_are_not_the_step_s():
+    """Some programs time the collector, which may run at any moment."""
+    threshold = gc.get_threshold()
+    timed = lambda phase, info: time.perf_counter()  # noqa: E731
+    gc.callbacks.append(timed)
+    gc.set_threshold(20, 2, 2)
+    try:
+        eager, captured = two_runs(Net)
+        follow(eager, captured, BATCHES)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(timed)
+    assert captured.step.num_captured == 1 and gc.isenabled(), captured.step.report()
 
 
 def test_the_decorator_and_the_function():
