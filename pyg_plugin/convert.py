@@ -100,8 +100,6 @@ class SortedEdgeList(EdgeList):
 
     @staticmethod
     def refusal(edge_index: EdgeIndex, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
-        if not (loops or compiling()):
-            _count_rows(edge_index, 1 if layer.flow == "source_to_target" else 0)
         if edge_index.num_rows not in (None, num_src) or edge_index.num_cols not in (None, num_dst):
             return "the EdgeIndex has other sizes than the node features"
         return EdgeList.refusal(edge_index, num_src, num_dst, layer, loops)
@@ -109,15 +107,6 @@ class SortedEdgeList(EdgeList):
     @staticmethod
     def targets(edge_index: EdgeIndex) -> Tensor:
         return edge_index.as_tensor()[1]
-
-
-def _count_rows(edge_index: EdgeIndex, receiving: int) -> None:
-    """Lets a sorted EdgeIndex count its rows as PyG does for their pointers: up to the largest id, for good. A last
-    node without edges is an error of PyG's then.
-    """
-    is_sorted = edge_index.is_sorted_by_col if receiving else edge_index.is_sorted_by_row
-    if is_sorted and (edge_index.num_cols if receiving else edge_index.num_rows) is None:
-        edge_index.get_sparse_size(receiving)
 
 
 class SparseMatrix(EdgeList):

@@ -58,7 +58,7 @@ class NeighborReduction:
         x_src, x_dst = pair(x)
         if size is edge_weight is None and x_src is x_dst and kind_of(edge_index) is EdgeList:
             return self._refusals(x_src, x_dst, None, edge_index, None, False)  # the checks below concern other inputs
-        num_dst, counts = None, getattr(edge_index, "num_cols", None) is None  # _refusals() lets it count its rows
+        num_dst = None
         if isinstance(x_src, Tensor) and x_src.dim() == 2:
             num_dst = num_dst_of(x_src, x_dst, edge_index, size)
             if reason := self._size_refusal(x_src, num_dst, edge_index, size):
@@ -73,7 +73,7 @@ class NeighborReduction:
             reasons.append(f"aggr is {self.aggr!r} and aggr_module is {self.aggr_module}")
         elif self._multiplies_by(edge_index) and self.flow != "source_to_target":
             reasons.append("edge_index is sorted by column, and the stock layer then takes no notice of its flow")
-        elif self._multiplies_by(edge_index) and x_dst is None and counts:
+        elif self._multiplies_by(edge_index) and x_dst is None and edge_index.num_cols is None:
             reasons.append("edge_index is sorted by column and has as many destinations as its largest id says")
         elif not reasons and (reason := self._weight_refusal(kind, x_src, edge_index, edge_weight)):
             reasons.append(reason)

@@ -184,22 +184,6 @@ def test_graphs_of_all_kinds(name):
     assert error(out, layer(args[0], empty, *rest)) < 1e-10 and not any(ran for _, ran in calls)
 
 
-def test_a_sorted_edge_index_of_unknown_size():
-    """PyG counts its rows up to the largest id, and then refuses a last node without edges."""
-    layer, ours = pair_of_layers(lambda: stock.SimpleConv("mean"))
-    given = Inputs()
-    ends = given.edge_index[:, given.edge_index[1].argsort()]
-    for last in (N - 1, N - 2):
-        ends[1, -1] = last
-        edges = [EdgeIndex(ends, sort_order="col", sparse_size=(N, None)) for _ in range(2)]
-        if last == N - 1:
-            assert error(ours(given.x, edges[0]), layer(given.x, edges[1])) < 1e-10
-            continue
-        for module, edge_index in zip((layer, ours), edges, strict=True):
-            with pytest.raises(ValueError, match="dim_size|in dimension"):
-                module(given.x, edge_index)
-
-
 def test_a_sparse_matrix():
     given = Inputs()
     layer = stock.ResGatedGraphConv(6, 8, edge_dim=1).double()
