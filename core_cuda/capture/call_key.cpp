@@ -242,7 +242,8 @@ void define_call_key(py::module_& m) {
         "Whether a tensor, by its dtype, may have other values in every call of a captured model.");
   m.def("call_key", &call_key, py::arg("args"), py::arg("kwargs"), py::arg("device"),
         "(key, what is compared beside it, leaves) of arguments that are plain, else None.");
-  py::class_<ModelState>(m, "ModelState", "The modules, parameters and modes of a model at one moment, compared at every call.")
+  py::class_<ModelState>(m, "ModelState",
+                         "The modules, parameters and modes of a model at one moment, compared at every call.")
       .def(py::init<const std::vector<py::handle>&, const std::vector<py::handle>&, const std::vector<py::handle>&,
                     py::handle, size_t, const std::vector<py::handle>&, const std::vector<py::handle>&,
                     const std::vector<py::handle>&>(),
