@@ -140,6 +140,11 @@ def _of_stock(layer, name: str) -> str:
     """Why something that is not of edgeless does not run fused."""
     if (fused := LAYERS.get(type(layer))) is None:
         return f"{name} is not a layer of edgeless"
+    if hasattr(fused, "_state_refusals"):
+        swapped = copy.copy(layer)
+        swapped.__class__ = fused
+        if refusals := swapped._state_refusals():  # edgeless.accelerate keeps such a layer
+            return "no call of it would run fused, because " + "; because ".join(refusals)
     package = fused.__module__.rpartition(".")[0]
     reason = f"it is the stock layer, which edgeless.accelerate(model) turns into {package}.{name}"
     return reason + (" if EDGELESS_GENERATE allows it" if hasattr(fused, "_runs_generated") else "")

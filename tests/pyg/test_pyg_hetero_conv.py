@@ -173,6 +173,8 @@ def test_aggregations_that_are_no_sum_call_every_layer(sums, name, aggr, how):
     if aggr in ("max", "min"):
         return
     assert "aggr_module is" in str(edgeless.explain(ours, x_dict, edges))
+    if how == "accelerated":  # accelerate() keeps such layers, which are then no layers of edgeless
+        return
     with edgeless.backend("fused"), pytest.raises(edgeless.NotFusedError, match="aggr_module is"):
         ours(x_dict, edges)
 
