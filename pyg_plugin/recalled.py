@@ -1,4 +1,4 @@
-"""Calls of generated layers whose program is known from an earlier call, without their key being made anew.
+"""Calls of generated layers whose program is known from an earlier call, without recomputing their key.
 
 A :class:`Recalled` keeps what the key of a call has read. :class:`edgeless._C.SameCall` compares that by identity, and
 the call's tensors by their dtypes, devices and shapes, of which the numbers of nodes and edges may be others. Whatever

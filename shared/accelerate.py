@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .backends import FAMILIES, GENERATORS, JOINS, LAYERS, is_family, is_ours
+from .backends import FAMILIES, GENERATORS, JOINS, LAYERS, is_family, is_ours, why_never_fused
 from .capture import Capture
 from .capture import capture as capture_calls
 from .explanation import Printed
@@ -101,7 +101,8 @@ def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateRe
             continue
         if new is None:
             why = _why_kept(module)
-        elif not (why := _swap(module, new)):
+        elif not (why := why_never_fused(module, new)):
+            module.__class__ = new
             report.swapped.append((name, cls, new))
         if why:
             report.kept.append((name, cls, why))
@@ -119,16 +120,6 @@ def _generates(cls: type | None) -> bool:
 def _is_inside(name: str, layers: list[str]) -> bool:
     """Whether a module is part of one of these layers."""
     return any(layer != name and (not layer or name.startswith(layer + ".")) for layer in layers)
-
-
-def _swap(module: torch.nn.Module, new: type) -> str:
-    """Gives a module its new class, or returns why no call of it could run fused."""
-    old = type(module)
-    module.__class__ = new
-    if not hasattr(module, "_state_refusals") or not (refusals := module._state_refusals()):
-        return ""
-    module.__class__ = old
-    return "no call of it would run fused, because " + "; because ".join(refusals)
 
 
 def _generated_class(module: torch.nn.Module) -> type | None:

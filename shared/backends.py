@@ -140,14 +140,21 @@ def _of_stock(layer, name: str) -> str:
     """Why something that is not of edgeless does not run fused."""
     if (fused := LAYERS.get(type(layer))) is None:
         return f"{name} is not a layer of edgeless"
-    if hasattr(fused, "_state_refusals"):
-        swapped = copy.copy(layer)
-        swapped.__class__ = fused
-        if refusals := swapped._state_refusals():  # edgeless.accelerate keeps such a layer
-            return "no call of it would run fused, because " + "; because ".join(refusals)
+    if why := why_never_fused(layer, fused):
+        return why
     package = fused.__module__.rpartition(".")[0]
     reason = f"it is the stock layer, which edgeless.accelerate(model) turns into {package}.{name}"
     return reason + (" if EDGELESS_GENERATE allows it" if hasattr(fused, "_runs_generated") else "")
+
+
+def why_never_fused(layer: torch.nn.Module, fused: type) -> str:
+    """Why a layer's own state rules out every fused call of class ``fused``; "" if it does not."""
+    if not hasattr(fused, "_state_refusals"):
+        return ""
+    swapped = fused.__new__(fused)
+    swapped.__dict__ = layer.__dict__
+    refusals = swapped._state_refusals()
+    return "no call of it would run fused, because " + "; because ".join(refusals) if refusals else ""
 
 
 def _explain_model(model: torch.nn.Module, inputs: tuple, kwargs: dict, plan: bool) -> ModelExplanation:

@@ -10,6 +10,7 @@ from typing import Any, Optional, TypeVar
 import torch
 
 from ._C import call_key
+from .capture_counts import Counts
 from .capture_keys import State, Unfit, call_refusal, flatten, is_moving, leaf_key, settings
 from .capture_recording import CudaGraphs, Recording
 from .graph_cache import trusts_versions
@@ -141,21 +142,16 @@ def _is_object(leaf: Any) -> bool:
     return hasattr(leaf, "__weakref__") and not is_moving(leaf)
 
 
-class Capture:
+class Capture(Counts):
     """What :func:`capture` puts at ``model.captured``: it reports on the captures and releases the model."""
 
     def __init__(self, model: torch.nn.Module, warmup: int, most: int, graphs: Any = _CUDA):
         self._model = weakref.ref(model)
         self._warmup, self._most, self._graphs = warmup, most, graphs
-        self._refused: dict[str, int] = {}
-        self._misses = self._replays = 0
-        self._gave_up = False
+        super().__init__()
         forward = _Forward(self)
         self._calls = weakref.ref(forward.calls)
         model.forward, model.captured, model.extra_repr = forward, self, _ExtraRepr(self)
-
-    def __repr__(self) -> str:
-        return self.report()
 
     def __reduce_ex__(self, protocol):
         """A copy of the model has no captures."""
@@ -169,13 +165,6 @@ class Capture:
         self._kept.clear()
         self._seen.clear()
 
-    def report(self) -> str:
-        """Says how many captures there are, how often they were replayed, and why other calls were not captured."""
-        kept = f"{self.num_captured} captured"
-        state = f"gave up after {self._misses} calls in a row without a replay" if self._gave_up else kept
-        lines = [f"{state}, {self._replays} replayed"]
-        return "\n".join(lines + [f"  {count} not captured: {why}" for why, count in self._refused.items()])
-
     @property
     def _kept(self) -> dict[Hashable, list[Recording]]:
         calls = self._calls()
@@ -185,16 +174,6 @@ class Capture:
     def _seen(self) -> dict[Hashable, list[_Seen]]:
         calls = self._calls()
         return {} if calls is None else calls.seen
-
-    @property
-    def num_captured(self) -> int:
-        """The number of captures that are kept."""
-        return sum(map(len, self._kept.values()))
-
-    @property
-    def num_replays(self) -> int:
-        """The number of calls that were replayed."""
-        return self._replays
 
     def _call(self, args: tuple, kwargs: dict[str, Any]):
         model = self._model()
@@ -217,9 +196,6 @@ class Capture:
             return type(model).forward(model, *args, **kwargs)
         self._replays += 1
         return recording.replay(leaves)
-
-    def _refuse(self, why: str) -> None:
-        self._refused[why] = self._refused.get(why, 0) + 1
 
     def _find(self, model, args: tuple, leaves: list[Any], kwargs: dict[str, Any]) -> Optional[Recording]:
         """Appends the arguments' leaves to ``leaves`` and returns their recording; None if there is none yet.

@@ -15,6 +15,7 @@ from torch import Tensor
 from . import _extension, max_degrees
 from .capture import recording_lock
 from .capture_batches import leaves_of, step_key
+from .capture_counts import Counts
 from .capture_keys import Unfit, call_refusal, flatten, settings, unflatten
 from .capture_optimizers import Prepared
 from .capture_recording import CudaGraphs
@@ -157,10 +158,11 @@ def _stamp(leaf: Any) -> tuple:
     return (lambda: leaf), None, None
 
 
-class CapturedStep:
+class CapturedStep(Counts):
     """A step that is replayed where it can be, see :func:`capture_step`. It is called like the function."""
 
     def __init__(self, function: Callable, models: list, optimizers: list, warmup: int, most: int, graphs: Any = _CUDA):
+        super().__init__()
         functools.update_wrapper(self, function, updated=())
         self._function, self._roots = function, [*models, *optimizers]
         self._optimizers = Prepared(optimizers, "cuda")
@@ -169,13 +171,7 @@ class CapturedStep:
         self._seen: dict[Hashable, list[_Seen]] = {}
         self._states: list[Surroundings] = []
         self._recorders: dict[Hashable, Any] = {}
-        self._refused: dict[str, int] = {}
-        self._replays = self._misses = 0
-        self._gave_up = False
         self._running = threading.local()
-
-    def __repr__(self) -> str:
-        return self.report()
 
     def __call__(self, *args, **kwargs):
         if compiling() or getattr(self._running, "now", False):  # a step within itself belongs to the outer one
@@ -191,23 +187,6 @@ class CapturedStep:
         for found in (self._kept, self._seen, self._states, self._recorders):
             found.clear()
         self._gave_up, self._misses = False, 0
-
-    def report(self) -> str:
-        """Says how many recordings there are, how often they were replayed, and why other calls were not captured."""
-        kept = f"{self.num_captured} captured"
-        state = f"gave up after {self._misses} calls in a row without a replay" if self._gave_up else kept
-        lines = [f"{state}, {self._replays} replayed"]
-        return "\n".join(lines + [f"  {count} not captured: {why}" for why, count in self._refused.items()])
-
-    @property
-    def num_captured(self) -> int:
-        """The number of recordings that are kept."""
-        return sum(map(len, self._kept.values()))
-
-    @property
-    def num_replays(self) -> int:
-        """The number of calls that were replayed."""
-        return self._replays
 
     # A call ----------------------------------------------------------------------------------------------------------
 
@@ -232,9 +211,6 @@ class CapturedStep:
         if found is None or self._gave_up:
             return _without_history(self._function(*args, **kwargs))
         return _without_history(self._watched(found, leaves, args, kwargs))
-
-    def _refuse(self, why: str) -> None:
-        self._refused[why] = self._refused.get(why, 0) + 1
 
     def _report_wrong_ids(self) -> None:
         for kept in self._kept.values():

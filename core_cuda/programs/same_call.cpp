@@ -277,7 +277,7 @@ class SameCall {
 }  // namespace
 
 void define_same_call(py::module_& m) {
-  py::class_<SameCall>(m, "SameCall", "What the key of a program was made of, to be asked for at every call.")
+  py::class_<SameCall>(m, "SameCall", "What the key of a program was made of, compared at every call.")
       .def(py::init<const std::vector<std::tuple<std::string, py::handle, py::handle, py::handle>>&, py::handle,
                     py::handle, const std::vector<py::handle>&, const std::vector<py::handle>&, size_t,
                     const std::vector<std::pair<int, int64_t>>&, std::pair<bool, bool>, bool>(),

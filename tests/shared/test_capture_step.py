@@ -93,32 +93,32 @@ def test_gradients_that_several_calls_accumulate():
     assert captured.step.num_captured <= 6
 
 
+def never_zeroed(model, optimizer):
+    def step(x, y):
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
 def test_gradients_that_are_zeroed_outside():
     def between(run, number):
         run.optimizer.zero_grad(set_to_none=number % 2 == 0)
 
-    def step(model, optimizer):
-        def inner(x, y):
-            loss = (model(x) - y).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return inner
-
-    eager, captured = two_runs(Net, step)
+    eager, captured = two_runs(Net, never_zeroed)
     follow(eager, captured, BATCHES + BATCHES, between)
     assert captured.step.num_replays >= 6, captured.step.report()
 
 
 def test_gradients_that_are_set_to_zero_within():
     def step(model, optimizer):
+        rest = never_zeroed(model, optimizer)
+
         def inner(x, y):
             optimizer.zero_grad(set_to_none=False)
-            loss = (model(x) - y).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss
+            return rest(x, y)
 
         return inner
 
