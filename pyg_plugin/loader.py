@@ -14,10 +14,11 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from edgeless.graph_checks import as_device
+from edgeless.packed import Fetcher, NotPacked
 from edgeless.padding import Size, Sizes, choose_sizes, pad_edges
 from edgeless.stand_in import stand_in
 
-from .packed import MASKS, NotPacked, PackedData
+from .packed import MASKS, PackedData
 
 if TYPE_CHECKING:
     from torch_geometric.loader import *  # noqa: F403
@@ -113,28 +114,20 @@ class PaddedLoader(DataLoader):
         self.collate_fn = _Collate(template, self.sizes, batch_size, follow_batch, exclude_keys)
 
     def _get_iterator(self) -> Iterator[Batch]:
-        if self._kept is not None and self._kept.has_changed():
+        if self._kept is not None and self._kept.watched.has_changed():
             template = _Template(self.dataset, self.exclude_keys or ())
             settings = (self.follow_batch, self.exclude_keys, self._device)
             self._kept, self.not_packed = _packed(self.dataset, template, *settings)
             self.collate_fn = self.collate_fn.of(template)
         found = super()._get_iterator()
-        if not self.num_workers:
-            found._dataset_fetcher = _Fetcher(self._kept, self.collate_fn, self.dataset, self._device)
+        if self._kept is not None or self._device is not None:  # so there are no worker processes
+            found._dataset_fetcher = Fetcher(self._fetch)
         return found
 
-
-class _Fetcher:
-    """Stands for torch's fetcher of one process: it turns the ids of graphs into a batch."""
-
-    def __init__(self, packed: Optional[PackedData], collate: _Collate, dataset: Any, device: Optional[torch.device]):
-        self._packed, self._collate, self._dataset, self._device = packed, collate, dataset, device
-
-    def fetch(self, ids: Sequence[int]) -> Batch:
-        """Called by torch's iterator."""
-        if self._packed is not None:
-            return self._packed.batch(ids, self._collate.size_of, self._collate.graphs)
-        batch = self._collate([self._dataset[place] for place in ids])
+    def _fetch(self, ids: Sequence[int]) -> Batch:
+        if self._kept is not None:
+            return self._kept.batch(ids, self.collate_fn.size_of, self.collate_fn.graphs)
+        batch = self.collate_fn([self.dataset[place] for place in ids])
         return batch if self._device is None else batch.to(self._device, non_blocking=True)
 
 

@@ -12,21 +12,15 @@ from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.data import Dataset as GraphDataset
 from torch_geometric.typing import SparseTensor, TensorFrame
 
-from edgeless import _C
-from edgeless.packed import Column, PackedGraphs, Places
+from edgeless.packed import Column, NotPacked, PackedGraphs, Places, Watched, refusal
 from edgeless.padding import Size
 
-__all__ = ["MASKS", "NotPacked", "PackedData"]
+__all__ = ["MASKS", "PackedData"]
 
 NODES, EDGES = 0, 1  # levels
 MASKS = ("node_mask", "edge_mask", "graph_mask")
 _NUMBERS = (bool, int, float)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
-_WATCHED = 64  # graphs that are looked at to see whether a data set has changed
-
-
-class NotPacked(Exception):
-    """Says in words why the graphs of a data set cannot be packed."""
 
 
 class _Key(NamedTuple):
@@ -74,11 +68,9 @@ class PackedData:
         exclude_keys: Optional[Iterable[str]],
         device: Optional[torch.device],
     ):
-        if (reason := _refusal(dataset)) is not None:
+        if (reason := refusal(dataset, _may_vary)) is not None:
             raise NotPacked(reason)
-        self._dataset = dataset
-        self._given = list(dataset) if type(dataset) in (list, tuple) else None
-        self._state = self._stamp()
+        self.watched = Watched(dataset, lambda graph: [v for item in graph._store._mapping.items() for v in item])
         reader = _Reader([dataset[place] for place in range(len(dataset))], made)
         first, excluded = reader.graphs[0], {*(exclude_keys or ()), "ptr"}
         keys = [reader.key(name) for name in first._store._mapping if name not in excluded]
@@ -111,28 +103,6 @@ class PackedData:
         column = next(key.column for key in keys if key.name == "edge_index")
         if column is None or column.level != EDGES or column.dim != 1 or column.data.dim() != 2:
             raise NotPacked("edge_index is no tensor [2, E] that is concatenated along its edges")
-
-    # Changes of the data set -----------------------------------------------------------------------------------------
-
-    def has_changed(self) -> bool:
-        """Returns whether the data set has other graphs now, or whether some of them have other contents.
-
-        Contents are looked at in 64 graphs, evenly spread, so that a change of all graphs is noticed.
-        """
-        if self._given is not None and self._given != list(self._dataset):
-            return True
-        return self._state != self._stamp()
-
-    def _stamp(self) -> list[Any]:
-        count = len(self._dataset)
-        found: list[Any] = [count]
-        for place in range(0, count, max(1, count // _WATCHED)):
-            for name, value in self._dataset[place]._store._mapping.items():
-                if type(value) is Tensor and value.dim() <= 4 and value.layout is torch.strided:
-                    found.append((name, _C.stamps((value,), False)))
-                else:
-                    found.append((name, value if isinstance(value, (*_NUMBERS, str)) else type(value)))
-        return found
 
     # Batches ---------------------------------------------------------------------------------------------------------
 
@@ -319,14 +289,7 @@ class _Reader:
         return self.increments.index(table)
 
 
-def _refusal(dataset: Any) -> Optional[str]:
-    """Returns why a data set may give other graphs at every access, or None if it does not."""
-    if type(dataset) in (list, tuple):
-        return None
-    if isinstance(dataset, torch.utils.data.Subset):
-        return _refusal(dataset.dataset)
-    if isinstance(dataset, torch.utils.data.ConcatDataset):
-        return next(filter(None, map(_refusal, dataset.datasets)), None)
+def _may_vary(dataset: Any) -> Optional[str]:
     name = type(dataset).__name__
     if not isinstance(dataset, InMemoryDataset):
         return f"a {name} may make its graphs when they are read; list(dataset) can be packed"

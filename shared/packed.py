@@ -9,15 +9,89 @@ and nothing waits for a GPU; the arrays may be on any device.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
+from . import _C
 from .padding import pad_edges
 
-__all__ = ["Column", "PackedGraphs", "Places"]
+__all__ = ["Column", "Fetcher", "NotPacked", "PackedGraphs", "Places", "Watched", "refusal"]
+
+_WATCHED = 64  # graphs that are looked at to see whether a data set has changed
+
+
+# Data sets -----------------------------------------------------------------------------------------------------------
+
+
+class NotPacked(Exception):
+    """Says in words why the graphs of a data set cannot be packed."""
+
+
+def refusal(dataset: Any, other: Callable[[Any], Optional[str]]) -> Optional[str]:
+    """Returns why a data set may give other graphs at every access, or None if it does not.
+
+    Args:
+        dataset: a list or a tuple, parts and chains of such ones, or something that ``other`` knows.
+        other: the same function for the framework's data sets.
+    """
+    if type(dataset) in (list, tuple):
+        return None
+    if isinstance(dataset, torch.utils.data.Subset):
+        return refusal(dataset.dataset, other)
+    if isinstance(dataset, torch.utils.data.ConcatDataset):
+        return next(filter(None, (refusal(part, other) for part in dataset.datasets)), None)
+    return other(dataset)
+
+
+class Watched:
+    """A data set, and what it looked like.
+
+    Args:
+        dataset: of items.
+        values_of: the tensors and other values of an item.
+    """
+
+    def __init__(self, dataset: Any, values_of: Callable[[Any], Iterable[Any]]):
+        self._dataset, self._values_of = dataset, values_of
+        self._items = list(dataset) if type(dataset) in (list, tuple) else None
+        self._state = self._look()
+
+    def has_changed(self) -> bool:
+        """Returns whether the data set has other items now, or whether some of them have other contents.
+
+        Contents are looked at in 64 items, evenly spread, so that a change of all is noticed.
+        """
+        if self._items is not None:
+            now = self._dataset
+            if len(now) != len(self._items) or any(one is not other for one, other in zip(self._items, now)):
+                return True
+        return self._state != self._look()
+
+    def _look(self) -> tuple[list[Any], bytes]:
+        count = len(self._dataset)
+        others: list[Any] = [count]
+        tensors: list[Tensor] = []
+        for place in range(0, count, max(1, count // _WATCHED)):
+            for value in self._values_of(self._dataset[place]):
+                if type(value) is Tensor and value.dim() <= 4 and value.layout is torch.strided:
+                    tensors.append(value)
+                else:
+                    others.append(value if isinstance(value, (int, float, str)) else type(value))
+            others.append(len(tensors))
+        return others, _C.stamps(tensors, False)
+
+
+class Fetcher:
+    """Stands for the fetcher of a torch.utils.data.DataLoader of one process: it turns ids into a batch."""
+
+    def __init__(self, fetch: Callable[[Sequence[int]], Any]):
+        self.fetch = fetch
+
+
+# Arrays --------------------------------------------------------------------------------------------------------------
 
 
 class Column(NamedTuple):
@@ -77,10 +151,12 @@ class PackedGraphs:
             IndexError: an id is out of range; negative ones count from the end, as those of a list do.
         """
         chosen = torch.frombuffer(array("q", ids), dtype=torch.int64)
-        if min(ids) < 0:
+        least, most = min(ids), max(ids)
+        if most >= self.num_graphs or least < -self.num_graphs:
+            wrong = most if most >= self.num_graphs else least
+            raise IndexError(f"a batch has graph {wrong}, expected an id below {self.num_graphs}")
+        if least < 0:
             chosen = torch.where(chosen < 0, chosen + self.num_graphs, chosen)
-        if max(ids) >= self.num_graphs or min(ids) < -self.num_graphs:
-            raise IndexError(f"a batch has graph {max(ids)}, expected an id below {self.num_graphs}")
         return chosen, self._table[: self.num_levels].index_select(1, chosen).sum(1).tolist()
 
     def places(self, chosen: Tensor, real: Sequence[int], empty: int, padding: Sequence[int]) -> Places:
