@@ -66,9 +66,8 @@ class PackedItems:
         padding = [size.nodes - real[NODES], size.edges - real[EDGES]]
         places = self._packed.places(chosen, real, max(0, graphs - len(ids)), padding)
         graph = dgl.graph(self._ends_of(places), num_nodes=size.nodes)
-        counts = places.ends - places.starts
-        graph.set_batch_num_nodes(counts[NODES])
-        graph.set_batch_num_edges(counts[EDGES])
+        graph.set_batch_num_nodes(places.counts[NODES])
+        graph.set_batch_num_edges(places.counts[EDGES])
         numbers = self._packed.numbers
         nodes = {name: places.gather(column) for name, column in self._ndata.items()}
         edges = {name: places.gather(column) for name, column in self._edata.items()}

@@ -122,7 +122,7 @@ class PackedData:
         for key in self._keys:
             made.add(key)
         if self._has_batch:
-            made.mapping["batch"], made.mapping["ptr"] = places.graph_of(NODES), made.moved(places.ptr(NODES))
+            made.mapping["batch"], made.mapping["ptr"] = places.graph_of(NODES), places.ptr(NODES)
         for name, count, of in zip(MASKS, (*size, places.num_graphs), (*real[:2], len(ids)), strict=True):
             made.mapping[name] = self._packed.numbers(count) < of
         return made.finished()
@@ -137,42 +137,31 @@ class _Made:
         self.mapping = self._store._mapping
         self._slices: dict[str, Tensor] = {}
         self._increments: dict[str, Optional[Tensor]] = {}
-        self._ptr = {level: places.ptr(level) for level in (NODES, EDGES)}
         self._count = torch.arange(places.num_graphs + 1)
         self._zeros = torch.zeros(places.num_graphs, dtype=torch.int64)
-
-    def moved(self, table: Tensor) -> Tensor:
-        """A table of the CPU on the batch's device."""
-        device = self._places.packed.device
-        return table if device.type == "cpu" else table.pin_memory().to(device, non_blocking=True)
 
     def add(self, key: _Key) -> None:
         """Adds an attribute."""
         places, level = self._places, None if key.column is None else key.column.level
         if key.name == "num_nodes":
-            self._store._num_nodes = (places.ends - places.starts)[NODES].tolist()
+            self._store._num_nodes = places.counts[NODES].tolist()
             self.mapping["num_nodes"] = places.sizes[NODES]
             return
-        if level is not None:
-            slices = self._ptr.get(level)
-            slices = places.ptr(level) if slices is None else slices
-        else:
-            slices = self._count if key.each in (None, 1) else self._count * key.each
+        each = 1 if key.each is None else key.each
+        slices = places.bounds(level) if level is not None else self._count if each == 1 else self._count * each
         self.mapping[key.name] = self._items(key.items) if key.column is None else self._gathered(key)
         self._slices[key.name] = slices
         table = self._zeros if key.increment is None else places.starts[places.packed.num_levels + key.increment]
         self._increments[key.name] = None if key.column is None else table
         if key.name in self._follow:
-            each = 1 if key.each is None else key.each
-            of = self._every(each) if level is None else places.graph_of(level).clone()
-            self.mapping[f"{key.name}_batch"], self.mapping[f"{key.name}_ptr"] = of, self.moved(slices.clone())
+            numbers = places.packed.numbers(places.num_graphs + 1)
+            of = numbers[:-1].repeat_interleave(each) if level is None else places.graph_of(level).clone()
+            self.mapping[f"{key.name}_batch"] = of
+            self.mapping[f"{key.name}_ptr"] = numbers * each if level is None else places.ptr(level)
 
     def _items(self, items: list) -> list:
         added = self._places.num_graphs - len(self._ids) - 1
         return [*(items[place] for place in self._ids), *items[-2:-1] * added, items[-1]]
-
-    def _every(self, each: int) -> Tensor:
-        return self._places.packed.numbers(self._places.num_graphs).repeat_interleave(each)
 
     def _gathered(self, key: _Key) -> Tensor:
         places, column = self._places, key.column

@@ -179,7 +179,10 @@ class Places:
 
     Attributes:
         sizes: of every level, the number of entries.
-        ends: of every level and increment ``[levels + increments, graphs]``, on the CPU: the running sum.
+        counts: of every level, the number of entries of every graph ``[levels, graphs]``, on the CPU.
+        starts: of every level and increment, the sum over the graphs before ``[levels + increments, graphs]``.
+        ids: of the graphs, on the device.
+        padded_edges: the edges of the padding ``[2, num_padded]`` among its own nodes, on the device.
     """
 
     def __init__(self, packed: PackedGraphs, ids: Tensor, sizes: list[int], padding: Sequence[int]):
@@ -189,17 +192,23 @@ class Places:
         for level, count in enumerate(padding):
             picked[level, -1] = count
         counts, begins = picked[:-levels], picked[-levels:]
-        self.ends = counts.cumsum(1)
-        self.starts = self.ends - counts
-        padded = pad_edges(*padding[:2])
-        tables = (counts[:levels], begins - self.starts[:levels], self.starts[levels:], ids, padded)
-        self._counts, self._shifts, self._offsets, self.ids, self.padded_edges = _on(packed.device, tables)
+        ends = counts.cumsum(1)
+        self.counts, self.starts = counts[:levels], ends - counts
+        self._bounds = torch.cat((self.starts[:levels], ends[:levels, -1:]), 1)
+        shifts, padded = begins - self.starts[:levels], pad_edges(*padding[:2])
+        tables = (self.counts, self._bounds, shifts, self.starts[levels:], ids, padded)
+        moved = _on(packed.device, tables)
+        self._counts, self._bounds_there, self._shifts, self._offsets, self.ids, self.padded_edges = moved
         self._graphs: dict[int, Tensor] = {}
         self._rows: dict[int, Tensor] = {}
 
-    def ptr(self, level: int) -> Tensor:
+    def bounds(self, level: int) -> Tensor:
         """Where the entries of every graph begin, and the number of all: ``[graphs + 1]`` on the CPU."""
-        return torch.cat((self.ends.new_zeros(1), self.ends[level]))
+        return self._bounds[level]
+
+    def ptr(self, level: int) -> Tensor:
+        """The same on the device, as a tensor of its own."""
+        return self._bounds_there[level].clone()
 
     def graph_of(self, level: int) -> Tensor:
         """The graph of every entry of the batch."""
