@@ -9,7 +9,7 @@ import dgl
 import torch
 from torch import Tensor
 
-from edgeless.packed import Column, NotPacked, PackedGraphs, Watched, refusal
+from edgeless.packed import Column, NotPacked, PackedGraphs, Watched, mask_of, refusal
 from edgeless.padding import Size, pad_edges
 
 from ._framework import DGLGraph
@@ -47,6 +47,9 @@ class PackedItems:
         columns += [_column(name, [g.edata[name] for g in graphs], EDGES) for name in self._edata]
         self._labels = [] if self._alone else _labels(items, padding)
         columns += [label for label in self._labels if isinstance(label, Column)]
+        columns += [
+            mask_of(*each) for each in ((NODES, sum(self.nodes)), (EDGES, sum(self.edges)), (GRAPHS, len(items)))
+        ]
         counts = [torch.tensor(self.nodes), torch.tensor(self.edges), torch.ones(len(items), dtype=torch.int64)]
         self._packed = PackedGraphs(counts, [0, 0, 1], columns, torch.device("cpu"))
 
@@ -62,22 +65,18 @@ class PackedItems:
         padding = [size.nodes - real[NODES], size.edges - real[EDGES], 1]
         empty, tables = max(0, graphs - len(ids)), {"edges": pad_edges(*padding[:2])}
         gathered = self._packed.gather(chosen, real, empty, padding, tables)
-        found, numbers, number = iter(gathered.attributes), self._packed.numbers, gathered.sizes[GRAPHS]
+        *parts, node_mask, edge_mask, graph_mask = gathered.attributes
+        found, added = iter(parts), gathered.sizes[GRAPHS] - len(ids)
         graph = dgl.graph(next(found).unbind(0), num_nodes=size.nodes)
         graph.set_batch_num_nodes(gathered.counts[NODES])
         graph.set_batch_num_edges(gathered.counts[EDGES])
-        for data, names, mask, level in (
-            (graph.ndata, self._ndata, "node_mask", NODES),
-            (graph.edata, self._edata, "edge_mask", EDGES),
-        ):
-            for name in names:
-                data[name] = next(found)
-            data[mask] = numbers(gathered.sizes[level]) < real[level]
+        graph.ndata.update({**{name: next(found) for name in self._ndata}, "node_mask": node_mask})
+        graph.edata.update({**{name: next(found) for name in self._edata}, "edge_mask": edge_mask})
         labels = [
-            next(found) if isinstance(label, Column) else (*(label[i] for i in ids), *label[-1:] * (number - len(ids)))
+            next(found) if isinstance(label, Column) else (*(label[i] for i in ids), *label[-1:] * added)
             for label in self._labels
         ]
-        return (graph, *labels, numbers(number) < len(ids))
+        return (graph, *labels, graph_mask)
 
 
 def _may_vary(dataset: Any) -> Optional[str]:

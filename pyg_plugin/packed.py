@@ -12,7 +12,7 @@ from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.data import Dataset as GraphDataset
 from torch_geometric.typing import SparseTensor, TensorFrame
 
-from edgeless.packed import Column, Gathered, NotPacked, PackedGraphs, Watched, numbers_of_graphs, refusal
+from edgeless.packed import Column, Gathered, NotPacked, PackedGraphs, Watched, graph_of, mask_of, refusal
 from edgeless.padding import Size, pad_edges
 
 __all__ = ["MASKS", "PackedData"]
@@ -80,10 +80,12 @@ class PackedData:
         columns = [key.column for key in keys if key.column is not None]
         levels = dict.fromkeys([NODES, *(key.level for key in keys if key.name in self._follow)])
         self._graph_of = {level: len(columns) + place for place, level in enumerate(levels)}
+        columns += [graph_of(level, GRAPHS) for level in levels]
+        columns += [mask_of(level, sum(self._levels[level].counts)) for level in (NODES, EDGES, GRAPHS)]
         self._packed = PackedGraphs(
             [torch.tensor(level.counts) for level in self._levels],
             [level.empty for level in self._levels],
-            [*columns, *(numbers_of_graphs(level, GRAPHS) for level in levels)],
+            columns,
             self.device,
         )
         self._blank = Batch(_base_cls=type(first)).stores_as(first)
@@ -113,9 +115,9 @@ class PackedData:
         rest = {"node": size.nodes - real[NODES], "edge": size.edges - real[EDGES]}
         padding = [rest.get(level.padding, level.padding) for level in self._levels]
         empty, tables = max(0, graphs - len(ids)), {"edges": pad_edges(rest["node"], rest["edge"])}
-        return self._put_together(self._packed.gather(chosen, real, empty, padding, tables), ids, real)
+        return self._put_together(self._packed.gather(chosen, real, empty, padding, tables), ids)
 
-    def _put_together(self, gathered: Gathered, ids: Sequence[int], real: Sequence[int]) -> Batch:
+    def _put_together(self, gathered: Gathered, ids: Sequence[int]) -> Batch:
         batch = copy.copy(self._blank)
         store, graphs, found = batch._store, gathered.sizes[GRAPHS], iter(gathered.attributes)
         mapping, slices, increments = store._mapping, {}, {}
@@ -138,9 +140,9 @@ class PackedData:
                 mapping[f"{key.name}_ptr"] = gathered.bounds_there[key.level].clone()
         if self._has_batch:
             mapping["batch"] = gathered.attributes[self._graph_of[NODES]]
-            mapping["ptr"] = gathered.bounds_there[NODES].clone()
-        for name, level, of in zip(MASKS, (NODES, EDGES, GRAPHS), (*real[:2], len(ids)), strict=True):
-            mapping[name] = self._packed.numbers(gathered.sizes[level]) < of
+            on_cpu = gathered.bounds_there is gathered.bounds
+            mapping["ptr"] = gathered.bounds[NODES].clone() if on_cpu else gathered.bounds_there[NODES]
+        mapping.update(zip(MASKS, gathered.attributes[-len(MASKS) :]))
         batch._num_graphs, batch._slice_dict, batch._inc_dict = graphs, slices, increments
         return batch
 

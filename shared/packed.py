@@ -18,7 +18,7 @@ from torch import Tensor
 from . import _C
 from .ops.packed import gather_packed
 
-__all__ = ["Column", "Fetcher", "Gathered", "NotPacked", "PackedGraphs", "Watched", "numbers_of_graphs", "refusal"]
+__all__ = ["Column", "Fetcher", "Gathered", "NotPacked", "PackedGraphs", "Watched", "graph_of", "mask_of", "refusal"]
 
 _WATCHED = 64  # graphs that are looked at to see whether a data set has changed
 
@@ -137,14 +137,7 @@ class PackedGraphs:
             [column.level for column in self._columns],
             [-1 if column.increment is None else column.increment for column in self._columns],
         )
-        self._numbers = torch.arange(1024, device=device)
         self._tails: dict[int, Tensor] = {}
-
-    def numbers(self, count: int) -> Tensor:
-        """0, 1, ... ``count - 1`` on the device; not to be written to."""
-        if count > self._numbers.numel():
-            self._numbers = torch.arange(count + count // 4, device=self.device)
-        return self._numbers[:count]
 
     def find(self, ids: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Returns the ids of graphs as a tensor ``[num_chosen]`` and how many entries the graphs have of every level.
@@ -195,7 +188,7 @@ class Gathered(NamedTuple):
         counts: of every level, the number of entries of every graph ``[levels, graphs]``, on the CPU.
         bounds: of every level, where the entries of every graph begin, and how many there are, on the CPU: ``[levels,
             graphs + 1]``.
-        bounds_there: the same on the device.
+        bounds_there: the same on the device; the same tensor if that is the CPU.
     """
 
     attributes: list[Tensor]
@@ -205,13 +198,18 @@ class Gathered(NamedTuple):
     bounds_there: Tensor
 
 
-def numbers_of_graphs(level: int, graphs: int) -> Column:
+def graph_of(level: int, graphs: int) -> Column:
     """The column of the number of its graph in the batch, for every entry of a level.
 
     Args:
         graphs: the level with one entry a graph.
     """
     return Column(torch.zeros(1, dtype=torch.int64), 0, level, graphs)
+
+
+def mask_of(level: int, count: int) -> Column:
+    """The column that is true for the entries of a level that are no padding. The graphs have ``count`` of them."""
+    return Column(torch.arange(count + 1) < count, 0, level)
 
 
 def _on(device: torch.device, tables: Sequence[Tensor]) -> Sequence[Tensor]:
