@@ -71,7 +71,7 @@ class PackedData:
     ):
         if (reason := refusal(dataset, _may_vary)) is not None:
             raise NotPacked(reason)
-        self.watched = Watched(dataset, lambda graph: [v for item in graph._store._mapping.items() for v in item])
+        self.watched = Watched(dataset, _values_of)
         reader = _Reader([dataset[place] for place in range(len(dataset))], made)
         first, excluded = reader.graphs[0], {*(exclude_keys or ()), "ptr"}
         keys = [reader.key(name) for name in first._store._mapping if name not in excluded]
@@ -246,13 +246,17 @@ def _may_vary(dataset: Any) -> Optional[str]:
     return None
 
 
+def _values_of(graph: Data) -> list[Any]:
+    return [value for item in graph._store._mapping.items() for value in item]
+
+
 def _check_alike(graphs: list[Data]) -> None:
-    kind, names = type(graphs[0]), set(graphs[0].keys())
+    kind, names = type(graphs[0]), graphs[0]._store._mapping.keys()
     for graph in graphs:
         if type(graph) is not kind or isinstance(graph, Batch):
             raise NotPacked(f"graphs are of {kind.__name__} and {type(graph).__name__}")
-        if set(graph.keys()) != names:
-            raise NotPacked(f"graphs differ in attributes: {', '.join(sorted(names ^ set(graph.keys())))}")
+        if (own := graph._store._mapping.keys()) != names:
+            raise NotPacked(f"graphs differ in attributes: {', '.join(sorted(names ^ own))}")
 
 
 def _check_tensors(name: str, values: list[Tensor], dim: Optional[int]) -> None:

@@ -259,7 +259,7 @@ NOT_PACKED = {
 @pytest.mark.parametrize("name", NOT_PACKED)
 def test_what_is_not_packed_says_why_and_is_collated_by_pyg(name):
     dataset, why = NOT_PACKED[name]
-    loader = PaddedLoader(dataset, 7)
+    loader = PaddedLoader(dataset, 7, device="cpu")
     assert why in loader.not_packed
     if name in ("attributes", "widths", "a class of data"):  # which PyG refuses or not by the graphs of a batch
         return
