@@ -155,7 +155,8 @@ def pad_edges(nodes: int, edges: int) -> Tensor:
         raise ValueError(f"pad_edges: nodes must be at least {LEAST_NODES}, got {nodes}")
     ids = torch.arange(edges)
     src = ids % nodes
-    return torch.stack((src, (src + 1 + ids // nodes % (nodes - 1)) % nodes))
+    steps = ids // nodes + 1 if edges <= nodes * (nodes - 1) else ids // nodes % (nodes - 1) + 1
+    return torch.stack((src, (src + steps) % nodes))
 
 
 # Norms ---------------------------------------------------------------------------------------------------------------
