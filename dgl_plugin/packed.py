@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional, Union
 
 import dgl
 import torch
 from torch import Tensor
 
-from edgeless.packed import Column, NotPacked, PackedGraphs, Places, Watched, refusal
-from edgeless.padding import Size
+from edgeless.packed import Column, NotPacked, PackedGraphs, Watched, mask_of, refusal
+from edgeless.padding import Size, pad_edges
 
 from ._framework import DGLGraph
 
 __all__ = ["PackedItems"]
 
-NODES, EDGES = 0, 1  # levels
+NODES, EDGES, GRAPHS = 0, 1, 2  # levels
 _OF_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
-
-
-class _Label(NamedTuple):
-    """A part of every item beside its graph: a column, or a list of text."""
-
-    column: Optional[Column]
-    items: list[Any]
 
 
 class PackedItems:
@@ -46,13 +39,19 @@ class PackedItems:
         graphs = items if self._alone else [item[0] for item in items]
         _check_graphs(graphs)
         self.nodes, self.edges = [g.num_nodes() for g in graphs], [g.num_edges() for g in graphs]
-        ends = [g.edges(order="eid") for g in graphs]
-        self._ends = [_column(f"edges[{row}]", [pair[row] for pair in ends], EDGES) for row in (0, 1)]
-        self._ndata = {n: _column(n, [g.ndata[n] for g in graphs], NODES) for n in graphs[0].ndata}
-        self._edata = {n: _column(n, [g.edata[n] for g in graphs], EDGES) for n in graphs[0].edata}
+        ends = [torch.stack(g.edges(order="eid")) for g in graphs]
+        data = torch.cat([*ends, ends[0].new_zeros(2, 1)], 1)
+        columns = [Column(data, 1, EDGES, increment=NODES, last="edges")]
+        self._ndata, self._edata = list(graphs[0].ndata), list(graphs[0].edata)
+        columns += [_column(name, [g.ndata[name] for g in graphs], NODES) for name in self._ndata]
+        columns += [_column(name, [g.edata[name] for g in graphs], EDGES) for name in self._edata]
         self._labels = [] if self._alone else _labels(items, padding)
-        counts = [torch.tensor(self.nodes), torch.tensor(self.edges)]
-        self._packed = PackedGraphs(counts, [0, 0], [torch.tensor([*self.nodes, 0])], torch.device("cpu"))
+        columns += [label for label in self._labels if isinstance(label, Column)]
+        columns += [
+            mask_of(*each) for each in ((NODES, sum(self.nodes)), (EDGES, sum(self.edges)), (GRAPHS, len(items)))
+        ]
+        counts = [torch.tensor(self.nodes), torch.tensor(self.edges), torch.ones(len(items), dtype=torch.int64)]
+        self._packed = PackedGraphs(counts, [0, 0, 1], columns, torch.device("cpu"))
 
     def batch(self, ids: Sequence[int], fit: Callable[[int, int], Size], graphs: int) -> tuple[Any, ...]:
         """Returns the batched graph of the items with these ids, their labels, and the mask of real graphs.
@@ -62,35 +61,22 @@ class PackedItems:
             graphs: the least number of graphs before the padding; empty ones are added.
         """
         chosen, real = self._packed.find(ids)
-        size = fit(*real)
-        padding = [size.nodes - real[NODES], size.edges - real[EDGES]]
-        places = self._packed.places(chosen, real, max(0, graphs - len(ids)), padding)
-        graph = dgl.graph(self._ends_of(places), num_nodes=size.nodes)
-        graph.set_batch_num_nodes(places.counts[NODES])
-        graph.set_batch_num_edges(places.counts[EDGES])
-        numbers = self._packed.numbers
-        nodes = {name: places.gather(column) for name, column in self._ndata.items()}
-        edges = {name: places.gather(column) for name, column in self._edata.items()}
-        graph.ndata.update({**nodes, "node_mask": numbers(size.nodes) < real[NODES]})
-        graph.edata.update({**edges, "edge_mask": numbers(size.edges) < real[EDGES]})
-        labels = [self._label(label, places, ids) for label in self._labels]
-        return (graph, *labels, numbers(places.num_graphs) < len(ids))
-
-    def _ends_of(self, places: Places) -> tuple[Tensor, ...]:
-        padded, found = places.padded_edges, []
-        for column, more in zip(self._ends, padded, strict=True):
-            ids = places.gather(column)
-            ids.add_(places.offsets(0, EDGES))
-            ids.narrow(0, ids.numel() - more.numel(), more.numel()).add_(more)
-            found.append(ids)
-        return tuple(found)
-
-    @staticmethod
-    def _label(label: _Label, places: Places, ids: Sequence[int]) -> Any:
-        if label.column is not None:
-            return places.gather(label.column)
-        added = places.num_graphs - len(ids)
-        return (*(label.items[place] for place in ids), *[label.items[-1]] * added)
+        size = fit(real[NODES], real[EDGES])
+        padding = [size.nodes - real[NODES], size.edges - real[EDGES], 1]
+        empty, tables = max(0, graphs - len(ids)), {"edges": pad_edges(*padding[:2])}
+        gathered = self._packed.gather(chosen, real, empty, padding, tables)
+        *parts, node_mask, edge_mask, graph_mask = gathered.attributes
+        found, added = iter(parts), gathered.sizes[GRAPHS] - len(ids)
+        graph = dgl.graph(next(found).unbind(0), num_nodes=size.nodes)
+        graph.set_batch_num_nodes(gathered.counts[NODES])
+        graph.set_batch_num_edges(gathered.counts[EDGES])
+        graph.ndata.update({**{name: next(found) for name in self._ndata}, "node_mask": node_mask})
+        graph.edata.update({**{name: next(found) for name in self._edata}, "edge_mask": edge_mask})
+        labels = [
+            next(found) if isinstance(label, Column) else (*(label[i] for i in ids), *label[-1:] * added)
+            for label in self._labels
+        ]
+        return (graph, *labels, graph_mask)
 
 
 def _may_vary(dataset: Any) -> Optional[str]:
@@ -117,31 +103,30 @@ def _check_graphs(graphs: list[DGLGraph]) -> None:
             raise NotPacked("graphs differ in their data")
 
 
-def _labels(items: list[Any], padding: Any) -> list[_Label]:
-    found = []
+def _labels(items: list[Any], padding: Any) -> list[Union[Column, list[str]]]:
+    """The parts of items beside their graphs: columns, and lists of text with that of the padding at the end."""
+    found: list[Union[Column, list[str]]] = []
     for place, first in enumerate(items[0][1:], 1):
         values = [item[place] for item in items]
         if any(type(value) is not type(first) for value in values):
             raise NotPacked(f"labels {place} differ in class")
         if type(first) is Tensor:
-            values += [padding[place]] * 2
-            found.append(_Label(_column(f"labels {place}", [value.unsqueeze(0) for value in values], None), []))
+            found.append(_column(f"labels {place}", [value.unsqueeze(0) for value in values], GRAPHS))
         elif type(first) in _OF_NUMBERS:
-            numbers = torch.tensor([*values, padding[place], padding[place]], dtype=_OF_NUMBERS[type(first)])
-            found.append(_Label(Column(numbers, 0, None), []))
+            numbers = torch.tensor([*values, padding[place]], dtype=_OF_NUMBERS[type(first)])
+            found.append(Column(numbers, 0, GRAPHS))
         elif type(first) is str:
-            found.append(_Label(None, [*values, padding[place]]))
+            found.append([*values, padding[place]])
         else:
             raise NotPacked(f"labels {place} are of {type(first).__name__}")
     return found
 
 
-def _column(name: str, values: list[Tensor], level: Optional[int]) -> Column:
+def _column(name: str, values: list[Tensor], level: int) -> Column:
     first = values[0]
     for value in values:
         if type(value) is not Tensor or value.layout is not torch.strided or value.requires_grad:
             raise NotPacked(f"{name} is no plain tensor, or requires a gradient")
         if value.dtype != first.dtype or value.shape[1:] != first.shape[1:] or value.device.type != "cpu":
             raise NotPacked(f"{name} differs between graphs in dtype, width or device")
-    padding = [] if level is None else [first.new_zeros((1, *first.shape[1:]))]
-    return Column(torch.cat([*values, *padding]), 0, level)
+    return Column(torch.cat([*values, first.new_zeros((1, *first.shape[1:]))]), 0, level)

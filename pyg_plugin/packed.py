@@ -12,32 +12,33 @@ from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.data import Dataset as GraphDataset
 from torch_geometric.typing import SparseTensor, TensorFrame
 
-from edgeless.packed import Column, NotPacked, PackedGraphs, Places, Watched, refusal
-from edgeless.padding import Size
+from edgeless.packed import Column, Gathered, NotPacked, PackedGraphs, Watched, graph_of, mask_of, refusal
+from edgeless.padding import Size, pad_edges
 
 __all__ = ["MASKS", "PackedData"]
 
-NODES, EDGES = 0, 1  # levels
+NODES, EDGES, GRAPHS = 0, 1, 2  # levels
 MASKS = ("node_mask", "edge_mask", "graph_mask")
-_NUMBERS = (bool, int, float)
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class _Key(NamedTuple):
-    """One attribute: a column, or a list with an item of every graph, of an empty one and of the padding.
+    """One attribute: a column, or a list with an item of every graph and one of the padding.
 
     Attributes:
-        each: of a column without a level, how many entries of every graph are concatenated; None if they are stacked.
-        increment: the place of its table among the increments, or None.
         is_float: whether the values are numbers of Python, which get torch's default dtype.
     """
 
     name: str
     column: Optional[Column] = None
     items: Optional[list] = None
-    each: Optional[int] = None
-    increment: Optional[int] = None
     is_float: bool = False
+
+    @property
+    def level(self) -> int:
+        """The level of the column; a list has an item a graph."""
+        return GRAPHS if self.column is None else self.column.level
 
 
 class _Level(NamedTuple):
@@ -74,17 +75,19 @@ class PackedData:
         reader = _Reader([dataset[place] for place in range(len(dataset))], made)
         first, excluded = reader.graphs[0], {*(exclude_keys or ()), "ptr"}
         keys = [reader.key(name) for name in first._store._mapping if name not in excluded]
-        if "edge_index" not in excluded:
-            self._check_edge_index(keys)
-        self.device, self._keys = _on_one_device(keys, device)
-        self._levels = reader.levels
+        self.device, self._keys, self._levels = _device_of(keys, device), keys, reader.levels
+        self._follow = {*(follow_batch or ())}
+        columns = [key.column for key in keys if key.column is not None]
+        levels = dict.fromkeys([NODES, *(key.level for key in keys if key.name in self._follow)])
+        self._graph_of = {level: len(columns) + place for place, level in enumerate(levels)}
+        columns += [graph_of(level, GRAPHS) for level in levels]
+        columns += [mask_of(level, sum(self._levels[level].counts)) for level in (NODES, EDGES, GRAPHS)]
         self._packed = PackedGraphs(
             [torch.tensor(level.counts) for level in self._levels],
             [level.empty for level in self._levels],
-            [torch.tensor(table) for table in reader.increments],
+            columns,
             self.device,
         )
-        self._follow = set(follow_batch or ())
         self._blank = Batch(_base_cls=type(first)).stores_as(first)
         self._has_batch = first._store.can_infer_num_nodes
 
@@ -97,12 +100,6 @@ class PackedData:
     def edges(self) -> list[int]:
         """The number of edges of every graph."""
         return self._levels[EDGES].counts
-
-    @staticmethod
-    def _check_edge_index(keys: list[_Key]) -> None:
-        column = next(key.column for key in keys if key.name == "edge_index")
-        if column is None or column.level != EDGES or column.dim != 1 or column.data.dim() != 2:
-            raise NotPacked("edge_index is no tensor [2, E] that is concatenated along its edges")
 
     # Batches ---------------------------------------------------------------------------------------------------------
 
@@ -117,70 +114,36 @@ class PackedData:
         size = fit(real[NODES], real[EDGES])
         rest = {"node": size.nodes - real[NODES], "edge": size.edges - real[EDGES]}
         padding = [rest.get(level.padding, level.padding) for level in self._levels]
-        places = self._packed.places(chosen, real, max(0, graphs - len(ids)), padding)
-        made = _Made(self._blank, places, ids, self._follow)
+        empty, tables = max(0, graphs - len(ids)), {"edges": pad_edges(rest["node"], rest["edge"])}
+        return self._put_together(self._packed.gather(chosen, real, empty, padding, tables), ids)
+
+    def _put_together(self, gathered: Gathered, ids: Sequence[int]) -> Batch:
+        batch = copy.copy(self._blank)
+        store, graphs, found = batch._store, gathered.sizes[GRAPHS], iter(gathered.attributes)
+        mapping, slices, increments = store._mapping, {}, {}
+        nothing = torch.zeros(graphs, dtype=torch.int64)
         for key in self._keys:
-            made.add(key)
+            if key.name == "num_nodes":
+                store._num_nodes, mapping["num_nodes"] = gathered.counts[NODES].tolist(), gathered.sizes[NODES]
+                continue
+            slices[key.name] = gathered.bounds[key.level]
+            if key.column is None:
+                mapping[key.name] = [*(key.items[place] for place in ids), *key.items[-1:] * (graphs - len(ids))]
+                increments[key.name] = None
+            else:
+                value = next(found)
+                mapping[key.name] = value.to(torch.get_default_dtype()) if key.is_float else value
+                level = key.column.increment
+                increments[key.name] = nothing if level is None else gathered.bounds[level, :-1]
+            if key.name in self._follow:
+                mapping[f"{key.name}_batch"] = gathered.attributes[self._graph_of[key.level]].clone()
+                mapping[f"{key.name}_ptr"] = gathered.bounds_there[key.level].clone()
         if self._has_batch:
-            made.mapping["batch"], made.mapping["ptr"] = places.graph_of(NODES), places.ptr(NODES)
-        for name, count, of in zip(MASKS, (*size, places.num_graphs), (*real[:2], len(ids)), strict=True):
-            made.mapping[name] = self._packed.numbers(count) < of
-        return made.finished()
-
-
-class _Made:
-    """A batch that is being put together."""
-
-    def __init__(self, blank: Batch, places: Places, ids: Sequence[int], follow: set[str]):
-        self._batch, self._places, self._ids, self._follow = copy.copy(blank), places, ids, follow
-        self._store = self._batch._store
-        self.mapping = self._store._mapping
-        self._slices: dict[str, Tensor] = {}
-        self._increments: dict[str, Optional[Tensor]] = {}
-        self._count = torch.arange(places.num_graphs + 1)
-        self._zeros = torch.zeros(places.num_graphs, dtype=torch.int64)
-
-    def add(self, key: _Key) -> None:
-        """Adds an attribute."""
-        places, level = self._places, None if key.column is None else key.column.level
-        if key.name == "num_nodes":
-            self._store._num_nodes = places.counts[NODES].tolist()
-            self.mapping["num_nodes"] = places.sizes[NODES]
-            return
-        each = 1 if key.each is None else key.each
-        slices = places.bounds(level) if level is not None else self._count if each == 1 else self._count * each
-        self.mapping[key.name] = self._items(key.items) if key.column is None else self._gathered(key)
-        self._slices[key.name] = slices
-        table = self._zeros if key.increment is None else places.starts[places.packed.num_levels + key.increment]
-        self._increments[key.name] = None if key.column is None else table
-        if key.name in self._follow:
-            numbers = places.packed.numbers(places.num_graphs + 1)
-            of = numbers[:-1].repeat_interleave(each) if level is None else places.graph_of(level).clone()
-            self.mapping[f"{key.name}_batch"] = of
-            self.mapping[f"{key.name}_ptr"] = numbers * each if level is None else places.ptr(level)
-
-    def _items(self, items: list) -> list:
-        added = self._places.num_graphs - len(self._ids) - 1
-        return [*(items[place] for place in self._ids), *items[-2:-1] * added, items[-1]]
-
-    def _gathered(self, key: _Key) -> Tensor:
-        places, column = self._places, key.column
-        found = places.gather(column)
-        if key.is_float:
-            found = found.to(torch.get_default_dtype())
-        if key.increment is not None:
-            offsets = places.offsets(key.increment, column.level).to(found.dtype)
-            dim = 0 if column.level is None else column.dim
-            found.add_(offsets.view(-1, *[1] * (found.dim() - 1 - dim)))
-        if key.name == "edge_index":
-            padded = places.padded_edges
-            found.narrow(1, found.size(1) - padded.size(1), padded.size(1)).add_(padded)
-        return found if key.each is None else found.flatten(0, 1)
-
-    def finished(self) -> Batch:
-        """The batch."""
-        batch = self._batch
-        batch._num_graphs, batch._slice_dict, batch._inc_dict = self._places.num_graphs, self._slices, self._increments
+            mapping["batch"] = gathered.attributes[self._graph_of[NODES]]
+            on_cpu = gathered.bounds_there is gathered.bounds
+            mapping["ptr"] = gathered.bounds[NODES].clone() if on_cpu else gathered.bounds_there[NODES]
+        mapping.update(zip(MASKS, gathered.attributes[-len(MASKS) :]))
+        batch._num_graphs, batch._slice_dict, batch._inc_dict = graphs, slices, increments
         return batch
 
 
@@ -196,8 +159,8 @@ class _Reader:
         nodes = [graph.num_nodes for graph in graphs]
         if not all(type(count) is int for count in nodes):
             raise NotPacked("the number of nodes of a graph is not known, or no int")
-        self.levels = [_Level(nodes, 0, "node"), _Level([graph.num_edges for graph in graphs], 0, "edge")]
-        self.increments: list[list[int]] = []
+        edges, each = [graph.num_edges for graph in graphs], [1] * len(graphs)
+        self.levels = [_Level(nodes, 0, "node"), _Level(edges, 0, "edge"), _Level(each, 1, 1)]
 
     def key(self, name: str) -> _Key:
         """Returns an attribute, packed.
@@ -210,72 +173,66 @@ class _Reader:
             return _Key(name)
         kinds = {type(value) for value in values}
         if kinds == {Tensor}:
-            return self._tensors(name, values)
-        if len(kinds) == 1 and kinds <= {*_NUMBERS}:
-            numbers = torch.tensor([*values, *[self._empty[name]] * 2], dtype=_dtype_of(values[0]))
-            increment = self._increment(name, values)
-            if increment is not None and numbers.dtype is not torch.int64:
-                raise NotPacked(f"{name} has increments and is not of integers")
-            return _Key(name, Column(numbers, 0, None), increment=increment, is_float=kinds == {float})
-        if any(map(_is_collated, values)):
+            column = self._tensors(name, values)
+        elif len(kinds) == 1 and kinds <= {*_NUMBERS}:
+            numbers = torch.tensor([*values, self._empty[name]], dtype=_NUMBERS[type(values[0])])
+            column = Column(numbers, 0, GRAPHS, self._increment(name, values))
+        elif any(map(_is_collated, values)):
             raise NotPacked(f"{name} is of {', '.join(sorted(kind.__name__ for kind in kinds))}")
-        return _Key(name, items=[*values, self._empty[name], self._padding[name]])
+        else:
+            return _Key(name, items=[*values, self._empty[name]])
+        if column.increment is not None and column.data.dtype not in _INTEGERS:
+            raise NotPacked(f"{name} has increments and is not of integers")
+        if name == "edge_index":
+            if (column.level, column.dim, column.data.dim()) != (EDGES, 1, 2) or column.data.dtype not in _INTEGERS:
+                raise NotPacked("edge_index has no integers [2, E] that are concatenated along its edges")
+            column = column._replace(last="edges")
+        return _Key(name, column, is_float=kinds == {float})
 
-    def _tensors(self, name: str, values: list[Tensor]) -> _Key:
-        first, empty, padding = values[0], self._empty[name], self._padding[name]
+    def _tensors(self, name: str, values: list[Tensor]) -> Column:
+        first = values[0]
         dim = self.graphs[0].__cat_dim__(name, first, self.graphs[0]._store)
         stacked = dim is None or first.dim() == 0
-        if not stacked:
-            if not isinstance(dim, int):
-                raise NotPacked(f"{name} is concatenated along {dim}")
-            dim = dim % first.dim()
+        if not stacked and not isinstance(dim, int):
+            raise NotPacked(f"{name} is concatenated along {dim}")
+        dim = 0 if stacked else dim % first.dim()
         _check_tensors(name, values, None if stacked else dim)
         increment = self._increment(name, values)
-        if increment is not None and first.dtype not in _INTEGERS:
-            raise NotPacked(f"{name} has increments and is not of integers")
         if stacked:
-            data = torch.stack([*values, empty, padding])
-            return _Key(name, Column(data, 0, None), increment=increment)
-        counts, fewest, most = [value.size(dim) for value in values], empty.size(dim), padding.size(dim)
-        level = self._level(counts, fewest, most)
-        if level not in (NODES, EDGES) and dim == 0 and {*counts, most} == {fewest}:
-            data = torch.stack([*values, empty, padding])
-            return _Key(name, Column(data, 0, None), each=fewest, increment=increment)
-        if level is None:
-            self.levels.append(_Level(counts, fewest, {(0, 2): "node", (0, 3): "edge"}.get((fewest, most), most)))
-            level = len(self.levels) - 1
+            return Column(torch.stack([*values, torch.zeros_like(first)]), 0, GRAPHS, increment)
+        counts, fewest, most = (
+            [value.size(dim) for value in values],
+            self._empty[name].size(dim),
+            self._padding[name].size(dim),
+        )
+        level = _Level(counts, fewest, {(0, 2): "node", (0, 3): "edge"}.get((fewest, most), most))
         shape = list(first.shape)
         shape[dim] = 1
-        data = torch.cat([*values, first.new_zeros(shape)], dim)
-        return _Key(name, Column(data, dim, level), increment=increment)
+        return Column(torch.cat([*values, first.new_zeros(shape)], dim), dim, self._place(level), increment)
 
-    def _level(self, counts: list[int], fewest: int, most: int) -> Optional[int]:
-        for place in (NODES, EDGES):
-            if fewest == 0 and most == 2 + place and counts == self.levels[place].counts:
-                return place
-        return None
+    def _place(self, level: _Level) -> int:
+        if level not in self.levels:
+            self.levels.append(level)
+        return self.levels.index(level)
 
     def _increment(self, name: str, values: list[Any]) -> Optional[int]:
-        """Returns the place of the table of what graphs add to later ones, None where that is nothing."""
-        graphs, nodes = self.graphs, self.levels[NODES].counts
+        """Returns the level of what graphs add to later ones, None where that is nothing."""
+        graphs = self.graphs
         if type(graphs[0]).__inc__ is Data.__inc__ and "batch" not in name:
-            table = [*nodes, 0] if "index" in name or name == "face" else [0]
-        else:
-            table = [graph.__inc__(name, value, graph._store) for graph, value in zip(graphs, values, strict=True)]
-            if any(isinstance(one, Tensor) and one.dim() for one in table):
-                raise NotPacked(f"{name} has increments of several numbers")
-            try:
-                table.append(self._empty.__inc__(name, self._empty[name], self._empty._store))
-            except RuntimeError:  # of the largest id of a graph that has none
-                table.append(0)
-            if any(one != int(one) or one < 0 for one in table):
-                raise NotPacked(f"{name} has increments that are no natural numbers")
-            table = list(map(int, table))
+            return NODES if "index" in name or name == "face" else None
+        table = [graph.__inc__(name, value, graph._store) for graph, value in zip(graphs, values, strict=True)]
+        if any(isinstance(one, Tensor) and one.dim() for one in table):
+            raise NotPacked(f"{name} has increments of several numbers")
+        try:
+            table.append(self._empty.__inc__(name, self._empty[name], self._empty._store))
+        except RuntimeError:  # of the largest id of a graph that has none
+            table.append(0)
+        if any(one != int(one) or one < 0 for one in table):
+            raise NotPacked(f"{name} has increments that are no natural numbers")
+        *counts, empty = map(int, table)
         if not any(table):
             return None
-        if table not in self.increments:
-            self.increments.append(table)
-        return self.increments.index(table)
+        return NODES if (counts, empty) == (self.levels[NODES].counts, 0) else self._place(_Level(counts, empty, 0))
 
 
 def _may_vary(dataset: Any) -> Optional[str]:
@@ -320,18 +277,9 @@ def _is_collated(value: Any) -> bool:
     return several and isinstance(value[0], (Tensor, SparseTensor))
 
 
-def _dtype_of(number: Any) -> torch.dtype:
-    return {bool: torch.bool, int: torch.int64, float: torch.float64}[type(number)]
-
-
-def _on_one_device(keys: list[_Key], device: Optional[torch.device]) -> tuple[torch.device, list[_Key]]:
-    if device is None:
-        devices = {key.column.data.device for key in keys if key.column is not None}
-        device = next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
-        if len(devices - {torch.device("cpu")}) > 1:
-            raise NotPacked("attributes are on several devices")
-    moved = [
-        key if key.column is None else key._replace(column=key.column._replace(data=key.column.data.to(device)))
-        for key in keys
-    ]
-    return device, moved
+def _device_of(keys: list[_Key], device: Optional[torch.device]) -> torch.device:
+    """The device of the batches: the one that is named, else that of the data, if they are on one beside the CPU."""
+    devices = {key.column.data.device for key in keys if key.column is not None} - {torch.device("cpu")}
+    if device is None and len(devices) > 1:
+        raise NotPacked("attributes are on several devices")
+    return device or next(iter(devices), torch.device("cpu"))

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from . import _C
-from .padding import pad_edges
+from .ops.packed import gather_packed
 
-__all__ = ["Column", "Fetcher", "NotPacked", "PackedGraphs", "Places", "Watched", "refusal"]
+__all__ = ["Column", "Fetcher", "Gathered", "NotPacked", "PackedGraphs", "Watched", "graph_of", "mask_of", "refusal"]
 
 _WATCHED = 64  # graphs that are looked at to see whether a data set has changed
 
@@ -98,51 +98,46 @@ class Column(NamedTuple):
     """One attribute of all graphs.
 
     Attributes:
-        data: the graphs' entries one after the other along ``dim``, then one of padding. Without a level: along the
-            first dimension one entry of every graph, one of an empty graph and one of padding.
+        data: the graphs' entries one after the other along ``dim``, then one of padding.
         dim: the dimension along which entries are concatenated.
-        level: its place among the levels, or None for one entry a graph.
+        level: its place among the levels.
+        increment: the level whose number of entries in the graphs before is added to a graph's integers, or None.
+        last: the name of a table with the padding's entries, or None if they are copies of the last one in ``data``.
     """
 
     data: Tensor
     dim: int
-    level: Optional[int]
+    level: int
+    increment: Optional[int] = None
+    last: Optional[str] = None
 
 
 class PackedGraphs:
-    """The numbers of entries of all graphs.
+    """The attributes of all graphs.
 
     Args:
-        counts: of every level, the number of entries of every graph ``[num_graphs]``.
+        counts: of every level, the number of entries of every graph ``[num_graphs]``. The first level is that of nodes.
         empty: of every level, the number of entries of an empty graph.
-        increments: tables ``[num_graphs + 1]`` of what a graph adds to the ids of later ones, an empty one last.
-        device: of the arrays.
+        columns: the attributes.
+        device: of the attributes and of batches.
     """
 
-    def __init__(
-        self, counts: Sequence[Tensor], empty: Sequence[int], increments: Sequence[Tensor], device: torch.device
-    ):
-        self.num_graphs, self.device = counts[0].numel(), device
-        self.num_levels = len(counts)
-        self.empty = list(empty)
+    def __init__(self, counts: Sequence[Tensor], empty: Sequence[int], columns: Sequence[Column], device: torch.device):
+        self.num_graphs, self.num_levels, self.device = counts[0].numel(), len(counts), device
+        self._empty = list(empty)
         ends = [count.cumsum(0) for count in counts]
-        self.totals = [int(end[-1]) for end in ends]
         # Columns num_graphs and num_graphs + 1 are the empty graph and the padding, whose entries begin behind all.
         filled = [torch.cat((count, count.new_tensor([none, 0]))) for count, none in zip(counts, empty)]
-        adding = [torch.cat((table, table.new_zeros(1))) for table in increments]
-        begins = [
-            torch.cat((end - count, end.new_tensor([total, total])))
-            for end, count, total in zip(ends, counts, self.totals)
-        ]
-        self._table = torch.stack((*filled, *adding, *begins))  # [2 * levels + increments, num_graphs + 2]
-        self._numbers = torch.arange(1024, device=device)
+        begins = [torch.cat((end - count, end[-1:], end[-1:])) for end, count in zip(ends, counts)]
+        self._table = torch.stack((*filled, *begins))
+        self._columns = [column._replace(data=column.data.to(device)) for column in columns]
+        self._arguments = (
+            [column.data for column in self._columns],
+            [column.dim for column in self._columns],
+            [column.level for column in self._columns],
+            [-1 if column.increment is None else column.increment for column in self._columns],
+        )
         self._tails: dict[int, Tensor] = {}
-
-    def numbers(self, count: int) -> Tensor:
-        """0, 1, ... ``count - 1`` on the device; not to be written to."""
-        if count > self._numbers.numel():
-            self._numbers = torch.arange(count + count // 4, device=self.device)
-        return self._numbers[:count]
 
     def find(self, ids: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Returns the ids of graphs as a tensor ``[num_chosen]`` and how many entries the graphs have of every level.
@@ -159,80 +154,62 @@ class PackedGraphs:
             chosen = torch.where(chosen < 0, chosen + self.num_graphs, chosen)
         return chosen, self._table[: self.num_levels].index_select(1, chosen).sum(1).tolist()
 
-    def places(self, chosen: Tensor, real: Sequence[int], empty: int, padding: Sequence[int]) -> Places:
-        """Returns where the entries of a batch are.
+    def gather(
+        self, chosen: Tensor, real: Sequence[int], empty: int, padding: Sequence[int], tables: dict[str, Tensor]
+    ) -> Gathered:
+        """Returns a batch: the chosen graphs, empty ones, and the padding.
 
         Args:
             chosen, real: as :meth:`find` returns them.
             empty: the number of empty graphs.
-            padding: of every level, the number of entries of the padding. Those of the first two are nodes and edges.
+            padding: of every level, the number of entries of the padding.
+            tables: entries of the padding on the CPU, int64 ``[..., entries]``, by the names that columns have.
         """
         if empty not in self._tails:
             self._tails[empty] = torch.tensor([*[self.num_graphs] * empty, self.num_graphs + 1])
-        ids = torch.cat((chosen, self._tails[empty]))
-        sizes = [count + none * empty + rest for count, none, rest in zip(real, self.empty, padding)]
-        return Places(self, ids, sizes, padding)
+        picked = self._table.index_select(1, torch.cat((chosen, self._tails[empty])))
+        picked[: self.num_levels, -1] = torch.tensor(padding)
+        counts, begins = picked[: self.num_levels], picked[self.num_levels :]
+        bounds = torch.zeros(self.num_levels, picked.size(1) + 1, dtype=torch.int64)
+        torch.cumsum(counts, 1, out=bounds[:, 1:])
+        sizes = [count + none * empty + rest for count, none, rest in zip(real, self._empty, padding)]
+        there, begins, *rest = _on(self.device, (bounds, begins, *tables.values()))
+        moved = dict(zip(tables, rest))
+        last = [None if column.last is None else moved[column.last] for column in self._columns]
+        return Gathered(gather_packed(*self._arguments, last, there, begins, sizes), sizes, counts, bounds, there)
 
 
-class Places:
-    """Where the entries of one batch stand in the packed arrays and in the batch.
+class Gathered(NamedTuple):
+    """A batch of packed graphs.
 
     Attributes:
+        attributes: in the order of the columns.
         sizes: of every level, the number of entries.
         counts: of every level, the number of entries of every graph ``[levels, graphs]``, on the CPU.
-        starts: of every level and increment, the sum over the graphs before ``[levels + increments, graphs]``.
-        ids: of the graphs, on the device.
-        padded_edges: the edges of the padding ``[2, num_padded]`` among its own nodes, on the device.
+        bounds: of every level, where the entries of every graph begin, and how many there are, on the CPU: ``[levels,
+            graphs + 1]``.
+        bounds_there: the same on the device; the same tensor if that is the CPU.
     """
 
-    def __init__(self, packed: PackedGraphs, ids: Tensor, sizes: list[int], padding: Sequence[int]):
-        self.packed, self.sizes, self.num_graphs = packed, sizes, ids.numel()
-        levels = packed.num_levels
-        picked = packed._table.index_select(1, ids)
-        for level, count in enumerate(padding):
-            picked[level, -1] = count
-        counts, begins = picked[:-levels], picked[-levels:]
-        ends = counts.cumsum(1)
-        self.counts, self.starts = counts[:levels], ends - counts
-        self._bounds = torch.cat((self.starts[:levels], ends[:levels, -1:]), 1)
-        shifts, padded = begins - self.starts[:levels], pad_edges(*padding[:2])
-        tables = (self.counts, self._bounds, shifts, self.starts[levels:], ids, padded)
-        moved = _on(packed.device, tables)
-        self._counts, self._bounds_there, self._shifts, self._offsets, self.ids, self.padded_edges = moved
-        self._graphs: dict[int, Tensor] = {}
-        self._rows: dict[int, Tensor] = {}
+    attributes: list[Tensor]
+    sizes: list[int]
+    counts: Tensor
+    bounds: Tensor
+    bounds_there: Tensor
 
-    def bounds(self, level: int) -> Tensor:
-        """Where the entries of every graph begin, and the number of all: ``[graphs + 1]`` on the CPU."""
-        return self._bounds[level]
 
-    def ptr(self, level: int) -> Tensor:
-        """The same on the device, as a tensor of its own."""
-        return self._bounds_there[level].clone()
+def graph_of(level: int, graphs: int) -> Column:
+    """The column of the number of its graph in the batch, for every entry of a level.
 
-    def graph_of(self, level: int) -> Tensor:
-        """The graph of every entry of the batch."""
-        if level not in self._graphs:
-            self._graphs[level] = torch.repeat_interleave(self._counts[level], output_size=self.sizes[level])
-        return self._graphs[level]
+    Args:
+        graphs: the level with one entry a graph.
+    """
+    return Column(torch.zeros(1, dtype=torch.int64), 0, level, graphs)
 
-    def offsets(self, increment: int, level: Optional[int]) -> Tensor:
-        """What is added to the ids of every entry, or of every graph where there is no level."""
-        offsets = self._offsets[increment]
-        return offsets if level is None else offsets.index_select(0, self.graph_of(level))
 
-    def gather(self, column: Column) -> Tensor:
-        """The attribute of the batch."""
-        if column.level is None:
-            return column.data.index_select(0, self.ids)
-        return column.data.index_select(column.dim, self._rows_of(column.level))
-
-    def _rows_of(self, level: int) -> Tensor:
-        if level not in self._rows:
-            shifts = self._shifts[level].index_select(0, self.graph_of(level))
-            rows = shifts.add_(self.packed.numbers(self.sizes[level]))
-            self._rows[level] = rows.clamp_(max=self.packed.totals[level])  # the entry of padding, behind all others
-        return self._rows[level]
+def mask_of(level: int, count: int) -> Column:
+    """The column that is true for the entries of a level that are no padding. The graphs have ``count`` of them."""
+    return Column(torch.arange(count + 1) < count, 0, level)
 
 
 def _on(device: torch.device, tables: Sequence[Tensor]) -> Sequence[Tensor]:
