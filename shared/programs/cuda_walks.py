@@ -246,3 +246,5 @@ def cuda_walk(walk: Walk, sizes: Sizes, needed: set[Node], device: torch.device)
         return CudaWalk(walk, sizes, needed)
     except NotLowered as error:
         return str(error)
+    except Exception as error:  # whatever the lowering breaks at, the interpreter runs
+        return f"it cannot be compiled, {type(error).__name__}: {str(error)[:160]}"

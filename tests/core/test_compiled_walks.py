@@ -65,7 +65,14 @@ def per_edge(sizes, ends, ids, seed, x, e, w, kind):
     return (torch.nn.functional.softplus(x[ends[0]] @ w - x[ends[1]]).view(-1, 4, WIDTH // 4).sum(1),)
 
 
-FUNCTIONS = [gated, narrow_features, attention, largest, smallest_and_parts, by_type, batches, per_edge]
+def repeats(sizes, ends, ids, seed, x, e, w, kind):
+    """Rows of which every number stands there several times in a row and in turn."""
+    few = x[ends[0]][:, :2] * e[:, :2]
+    both = few.repeat(1, WIDTH // 2) + (e[:, :1] + x[ends[1]][:, :1]).repeat(1, WIDTH)
+    return (reduced(both, ends[1], sizes.destinations), few.repeat(2, 1, 1).sum(0))
+
+
+FUNCTIONS = [gated, narrow_features, attention, largest, smallest_and_parts, by_type, batches, per_edge, repeats]
 
 
 def inputs(dtype=torch.float64, seed=0):
