@@ -7,6 +7,8 @@ blocks; here they are whole, which second derivatives and tests use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,13 @@ share = torch.ops.edgeless_programs.share.default
 dropout_scale = torch.ops.edgeless_programs.dropout_scale.default
 
 EXTREMA = ("amax", "amin")
+
+
+def shaped(owned: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor that nobody else has in another shape, as no view: a result of autograd's function may be written over,
+    which a view forbids.
+    """
+    return torch.ops.aten._unsafe_view(owned, list(shape))
 
 
 def expanded(index: Tensor, like: Tensor, dim: int) -> Tensor:
