@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from test_programs import arguments
+from test_programs import BY_ROUNDING, arguments, error_of_gated_maxima
 
 from edgeless import Graph
 from edgeless.formats import CSR
@@ -174,6 +174,18 @@ def test_equal_messages_share_a_gradient(now):
         expected = results(program)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_shares_of_messages_that_are_almost_equal_sum_to_one(dtype, now):
+    assert error_of_gated_maxima(dtype) < BY_ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("function", [gated, per_edge])
+def test_results_are_no_views(function, now):
+    ends, tensors = inputs()
+    found = program_of(function)(Graph.from_edge_index(ends, NODES, NODES), tensors)[0]
+    assert not found._is_view()  # else nobody could write over it
 
 
 def test_nan_and_infinities_stay(now):
