@@ -398,6 +398,7 @@ class _Writer:
         least = literal(tolerance(fold.best.dtype), fold.best.dtype)
         self.line(f"{{ const int more = ({value} {sign} {at}) | ({value} != {value}), same = {value} == {at};")
         self.line(f"  const int near = fabs{m}({value} - {at}) < {least} * fabs{m}({at});")
-        self.line(f"  {n} = more ? 2 + ({n} & -2) * near : ({n} + 2 * (near | same)) | same;")
+        kept = f"({n} & ((more - 1) | (-near & -2)))"  # a larger one keeps those that are near to it
+        self.line(f"  {n} = ({kept} + ((more | same | near) << 1)) | same;")
         self.line(f"  {at} = el_where{m}(more, {value}, {at});")
         self.line(f"  {p} = more | same ? (int)(p0 - begin) + s : {p}; }}")
