@@ -28,6 +28,7 @@ from .cuda_parts import (
     Text,
     Value,
     literal,
+    stored_type,
     value_type,
 )
 from .items import (
@@ -136,7 +137,8 @@ class _Writer(Registers):
         of = item.args[-1].dtype if item.op != "cast" else item.dtype
         double = "" if of is torch.float64 else "f"
         texts = [
-            TEXTS[item.op].format(*names, m=double, type=kind) for names in zip(*(a.names for a in args), strict=True)
+            TEXTS[item.op].format(*names, m=double, type=kind, stored=stored_type(item.dtype))
+            for names in zip(*(a.names for a in args), strict=True)
         ]
         if item.op == "div" and kind == "float":
             texts = [f"__fdividef({a}, {b})" for a, b in zip(args[0].names, args[1].names)]
