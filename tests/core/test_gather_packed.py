@@ -1,5 +1,10 @@
 """gather_packed against entries that are picked one by one."""
 
+import ctypes
+import subprocess
+from pathlib import Path
+
+import on_host
 import pytest
 import torch
 from devices import EVERY_DEVICE, moved, poison, without_waiting
@@ -119,3 +124,73 @@ def test_bad_arguments_are_refused(name):
 @drawn(3)
 def test_opcheck(pick):
     torch.library.opcheck(gather_packed.default, call_of(pick, 3))
+
+
+# The kernel, run by the host -----------------------------------------------------------------------------------------
+
+_ON_HOST = """#include "on_host.h"
+#include "packed/gather.cuh"
+extern "C" void gather(const edgeless::PackedColumn* columns, int count) {
+  edgeless::PackedColumns all;
+  int64_t most = 0;
+  for (int i = 0; i < count; ++i) all.at[i] = columns[i], most = std::max(most, edgeless::units_of(columns[i]));
+  all.count = count;
+  const int blocks = static_cast<int>(edgeless::cuda::blocks_for(most));
+  on_host::launch(&edgeless::cuda::gather_packed_kernel, reinterpret_cast<const char*>(&all), blocks, count,
+                  edgeless::cuda::kThreads);
+}
+"""
+
+
+class _Column(ctypes.Structure):
+    """PackedColumn of core_cuda/packed/columns.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("source", "to")),
+        *((name, ctypes.c_int64) for name in ("outer", "from_rows", "to_rows", "row_bytes")),
+        *((name, ctypes.c_void_p) for name in ("starts", "begins", "offsets", "last")),
+        ("graphs", ctypes.c_int64),
+        ("unit", ctypes.c_int32),
+    )
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    if (why := on_host.missing()) is not None:
+        pytest.skip(why)
+    folder, root = tmp_path_factory.mktemp("gather"), Path(__file__).resolve().parents[2]
+    (folder / "gather.cpp").write_text(_ON_HOST)
+    includes = [f"-I{root / 'tests/shared'}", f"-I{root / 'core_cuda'}"]
+    command = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-shared", *includes, "gather.cpp", "-o", "gather.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "gather.so")).gather
+
+
+@drawn(25)
+def test_the_kernel_of_cuda_on_the_host(kernel, pick):
+    arguments = call_of(pick, pick.choice((1, 4)))
+    columns, dims, levels, increments, last, starts, begins, sizes = arguments
+    expected, found, given = reference(*arguments), [], []
+    for data, dim, level, increment, table, like in zip(columns, dims, levels, increments, last, expected, strict=True):
+        to, size = torch.full_like(like, 1), data.element_size()
+        row_bytes = size * data.shape[dim + 1 :].numel()
+        ids = table is not None or increment >= 0
+        column = _Column(
+            source=data.data_ptr(),
+            to=to.data_ptr(),
+            outer=data.shape[:dim].numel(),
+            from_rows=data.size(dim),
+            to_rows=sizes[level],
+            row_bytes=row_bytes,
+            starts=starts[level].data_ptr(),
+            begins=begins[level].data_ptr(),
+            offsets=starts[increment].data_ptr() if increment >= 0 else None,
+            last=None if table is None else table.data_ptr(),
+            graphs=begins.size(1),
+            unit=size if ids else pick.choice([unit for unit in (1, 2, 4, 8, 16) if row_bytes % unit == 0]),
+        )
+        found.append(to)
+        given.append(column)
+    kernel((_Column * len(given))(*given), len(given))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
