@@ -1,5 +1,5 @@
 // Runs CUDA kernels on the host, for tests without a GPU: every thread of a block is a fiber, and those that meet at an
-// exchange or a barrier wait for one another. What shared memory and registers hold before they are written is noise.
+// exchange or a barrier wait for one another. Blocks run one after the other.
 #pragma once
 
 #include <math.h>

@@ -22,13 +22,19 @@ from edgeless.programs.program import Program
 
 PROCESSORS = 2  # of the GPU that walks are divided for
 _FLAGS = ("-std=gnu++17", "-O1", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
+_FLAGS += ("-ftrivial-auto-var-init=pattern",)  # a register that nobody has written is full of noise
 _POWER = 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));'
 _CORE = Path(__file__).resolve().parents[2] / "core_cuda"
 
 
+@functools.cache
 def missing() -> str | None:
     """Why nothing can be run, or None."""
-    return None if shutil.which("g++") else "there is no g++"
+    if shutil.which("g++") is None:
+        return "there is no g++"
+    header = str(Path(__file__).with_name("on_host.h"))
+    done = subprocess.run(["g++", *_FLAGS, "-fsyntax-only", "-x", "c++", header], capture_output=True)
+    return None if done.returncode == 0 else "g++ does not know the types of on_host.h"
 
 
 @functools.cache
