@@ -6,7 +6,10 @@ for good, by a :class:`edgeless.dgl.recorder.Recorder`, by whatever cannot be re
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import threading
+from collections.abc import Iterator
 from typing import Any, Optional
 
 import torch
@@ -222,6 +225,31 @@ def _write_inside(first, recorder, func, name: str, args: tuple, kwargs: dict) -
     return first
 
 
+class _State(threading.local):
+    """What a thread does: whether values are recorded or computed now, and how many calls are being watched."""
+
+    at_work = False
+    watched = 0
+
+
+_state = _State()
+
+
+@contextlib.contextmanager
+def at_work() -> Iterator[None]:
+    """Nothing that is called in the block is a call of the layer's."""
+    before, _state.at_work = _state.at_work, True
+    try:
+        yield
+    finally:
+        _state.at_work = before
+
+
+def watched_calls() -> int:
+    """How many calls of this thread are watched, one in the other."""
+    return _state.watched
+
+
 class Watch(torch.overrides.TorchFunctionMode):
     """Computes what was recorded before a tensor that it reads is written in place."""
 
@@ -229,9 +257,17 @@ class Watch(torch.overrides.TorchFunctionMode):
         super().__init__()
         self.recorder = recorder
 
+    def __enter__(self):
+        _state.watched += 1
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        _state.watched -= 1
+        return super().__exit__(*error)
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.recorder.is_idle():
+        if not _state.at_work:
             name = getattr(func, "__name__", "")
             if (writes(name) or writes_inside(name, args, kwargs)) and args and isinstance(args[0], Tensor):
                 self.recorder.before_write(args[0])

@@ -28,7 +28,7 @@ from edgeless.programs.layers import OFF, compiling_at_once, generate_choice, re
 
 from ._framework import DGLGraph
 from .convert import relation_of
-from .deferred import Deferred, Unrecorded, Watch, computed
+from .deferred import Deferred, Unrecorded, Watch, computed, watched_calls
 from .recorded_graph import compute_frames, custom_functions, deferred_columns, hand_over, recorded
 from .recorder import Recorder
 
@@ -196,7 +196,7 @@ def _recorder(layer, graph, args: tuple, kwargs: dict) -> Recorder:
         if num_edges < worth.TINY and not looks_ahead():
             raise Refused(worth.OF_TINY)
         worth.refuse_small(num_edges, inputs, graph.device)
-    refuse_modes()
+    refuse_modes(watched_calls())
     if num_edges < 1:
         raise Refused("there are no edges")
     for module in layer.modules():

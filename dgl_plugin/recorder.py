@@ -13,27 +13,17 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from edgeless.autocast import autocast_dtype, autocasts, rounds_to
+from edgeless.autocast import autocast_dtype, autocasts
 from edgeless.dropout import seed_tensor
-from edgeless.graph_checks import PLAIN
-from edgeless.programs import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Argument, ProgramCache, Refused, Space
-from edgeless.programs.layers import (
-    check_graph,
-    check_settled,
-    is_finite_without_edges,
-    write_back,
-)
+from edgeless.programs import DESTINATION, EDGE, PARAMETER, SOURCE, Refused
 from edgeless.programs.spaces import Sizes
 
 from . import expressions
-from ._framework import stock_ops, zero_for_infinite
-from .deferred import Deferred, is_view, may_record
+from .computing import by_ops, by_program
+from .deferred import Deferred, at_work, is_view, may_record
 from .expressions import FOLD, GATHER, Context, Value
-
-PROGRAMS = ProgramCache()
 
 
 class Recorder:
@@ -62,9 +52,9 @@ class Recorder:
         self._leaves: dict[tuple[int, str], Value] = {}
         self._alive: dict[int, weakref.ref] = {}
         self._norms: list[tuple[Value, Tensor]] = []  # not yet computed, with the statistics that they write
-        self._dropouts, self._seed, self._context, self._busy = 0, None, None, False
+        self.dropouts, self._seed, self._context = 0, None, None
         self._degrees: Optional[Tensor] = None
-        self._grad, self._autocast = torch.is_grad_enabled(), _autocast_state(self.device)
+        self.grad, self._autocast = torch.is_grad_enabled(), _autocast_state(self.device)
 
     # Recording -------------------------------------------------------------------------------------------------------
 
@@ -97,7 +87,7 @@ class Recorder:
             Refused: it cannot be recorded.
         """
         shape, dtype = expressions.results_of(op, args, kwargs, self.device)
-        return Value(op, args, kwargs, shape, dtype, self._grad and not torch.is_grad_enabled())
+        return Value(op, args, kwargs, shape, dtype, self.grad and not torch.is_grad_enabled())
 
     def in_degrees(self) -> Tensor:
         """The number of edges of every destination."""
@@ -108,18 +98,6 @@ class Recorder:
     def rows_at_edges(self, tensor: Tensor, end: str) -> Deferred:
         """Rows of nodes at an end of each edge."""
         return self.apply(GATHER[end], self.leaf(tensor, end))
-
-    def is_idle(self) -> bool:
-        """Whether nothing is being recorded or computed now."""
-        return not self._busy
-
-    @contextlib.contextmanager
-    def _at_work(self):
-        before, self._busy = self._busy, True
-        try:
-            yield
-        finally:
-            self._busy = before
 
     def record(self, func, name: str, args: tuple, kwargs: dict) -> Any:
         """The deferred results of a call of torch's.
@@ -133,13 +111,13 @@ class Recorder:
         kinds = set().union(*(a.value.rows for a in given))
         if len(kinds) != 1 or not may_record(name, args, kwargs, EDGE in kinds):
             raise Refused(f"{name} is not recorded")
-        with self._at_work():
+        with at_work():
             (kind,) = kinds
             args, kwargs = self._as_values(name, args, kind), self._as_values(name, kwargs, kind)
             if name == "batch_norm":
                 args, kwargs = self._norm(args, kwargs)
             found = expressions.results_of(func, args, kwargs, self.device)
-            stopped = self._grad and not torch.is_grad_enabled()
+            stopped = self.grad and not torch.is_grad_enabled()
             if isinstance(found, tuple):
                 results = [Value(func, args, kwargs, *found, stopped)]
             else:
@@ -161,9 +139,9 @@ class Recorder:
         """Dropout with a mask that is the same wherever it is computed."""
         if x.value.shape[0] != expressions.PRIMES.edges:
             raise Refused("dropout is applied to something else than rows of edges")
-        self._dropouts += 1
-        with self._at_work():
-            return self.apply(expressions.dropout(self._dropouts, float(p)), x.value)
+        self.dropouts += 1
+        with at_work():
+            return self.apply(expressions.dropout(self.dropouts, float(p)), x.value)
 
     def _as_values(self, name: str, args: Any, kind: str) -> Any:
         """Arguments with values in place of tensors."""
@@ -220,9 +198,7 @@ class Recorder:
 
     def requires_grad(self, value: Value) -> bool:
         """Whether the tensor of a value would require a gradient."""
-        return self._grad and any(
-            each.op is None and each.tensor.requires_grad for each in expressions.ordered([value])
-        )
+        return self.grad and any(each.op is None and each.tensor.requires_grad for each in expressions.ordered([value]))
 
     def tensor_of(self, deferred: Deferred) -> Tensor:
         """The tensor that a deferred one stands for."""
@@ -287,15 +263,15 @@ class Recorder:
 
     def _computed(self, values: list[Value]) -> list[Tensor]:
         order = expressions.ordered(values)
-        with self._at_work(), self._as_recorded():
+        with at_work(), self._as_recorded():
             if not any(value.over_graph for value in order if value.op is not None):
-                tensors = self._by_ops(values)
+                tensors = by_ops(self, values)
             else:
                 try:
-                    tensors = self._by_program(values, order)
+                    tensors = by_program(self, values, order)
                 except Refused as error:
                     self.refused[str(error)] = getattr(error, "for_good", False)
-                    tensors = self._by_ops(values)
+                    tensors = by_ops(self, values)
         self._note_written(order)
         return tensors
 
@@ -303,75 +279,12 @@ class Recorder:
     def _as_recorded(self):
         """Gradients and autocast as they were when the call began."""
         with contextlib.ExitStack() as stack:
-            if torch.is_grad_enabled() != self._grad:
-                stack.enter_context(torch.set_grad_enabled(self._grad))
+            if torch.is_grad_enabled() != self.grad:
+                stack.enter_context(torch.set_grad_enabled(self.grad))
             if _autocast_state(self.device) != self._autocast:
                 enabled, dtype = self._autocast
                 stack.enter_context(torch.autocast(self.device.type, dtype=dtype, enabled=enabled))
             yield
-
-    # By a program ----------------------------------------------------------------------------------------------------
-
-    def _by_program(self, values: list[Value], order: list[Value]) -> list[Tensor]:
-        one_set = self.sizes.one_set
-        tensors: list[Tensor] = []
-        spaces: list[Space] = []
-        written: list[bool] = []
-        places: dict[int, int] = {}
-        known: dict[Any, int] = {}
-        for value in order:
-            if value.op is not None:
-                continue
-            kind = NODE if one_set and value.space in (SOURCE, DESTINATION) else value.space
-            space = Space() if kind == PARAMETER else Space(kind, value.dim)
-            place = known.setdefault((id(value.tensor), space), len(tensors))
-            if place == len(tensors):
-                _check_plain(value.tensor, self.device)
-                tensors.append(value.tensor)
-                spaces.append(space)
-                written.append(value.written)
-            elif value.written != written[place]:
-                raise Refused("a tensor is both written and read")
-            places[id(value)] = place
-        described = tuple(
-            (t.dtype, space, tuple(n for d, n in enumerate(t.shape) if not (space.rows and d == space.dim)), w)
-            + (self._grad and t.requires_grad,)
-            for t, space, w in zip(tensors, spaces, written)
-        )
-        key = (
-            *(expressions.structure_key(order, values, places), described, one_set, self.device, self._grad),
-            *(rounds_to(self.device.type), torch.get_default_dtype()),
-        )
-        if key not in PROGRAMS:
-            check_settled(self.layer)
-        wanted = [FIRST + i for i, t in enumerate(tensors) if self._grad and t.requires_grad and t.is_floating_point()]
-
-        def arguments() -> list[Argument]:
-            ends = torch.zeros(2, 1, dtype=torch.int64, device=self.device)
-            return [
-                Argument(ends, Space(EDGE, 1, is_ends=True), name="edge_index"),
-                Argument(ends[0], Space(EDGE, 0), name="edge_ids"),
-                Argument(ends[0], Space(), name="seed"),
-                *(Argument(t, space, w) for t, space, w in zip(tensors, spaces, written)),
-            ]
-
-        function = expressions.function_of(values, order, places)
-        try:
-            program = PROGRAMS.get(key, function, arguments, one_set, 1, wanted)
-        except Refused as error:
-            error.for_good = True
-            raise
-        if self.counts[EDGE] < program.least_edges:
-            raise Refused("a norm over one edge is an error of the layer's")
-        if program.landing is None and self.choice == "land":
-            raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
-        check_graph(program, self.handle, self.choice)
-        if not is_finite_without_edges(program, tensors, spaces, 1, self.handle):
-            raise Refused("a node without edges has features that are not finite, which gradients of weights would be")
-        results = program(self.handle, tensors, self.seed() if self._dropouts else None)
-        write_back(program, tensors, results)
-        self.ran.append(program)
-        return results[: program.results]
 
     def seed(self) -> Tensor:
         """The seed of the call's dropouts."""
@@ -379,52 +292,13 @@ class Recorder:
             self._seed = seed_tensor(None, self.device)
         return self._seed
 
-    # By DGL's functions ----------------------------------------------------------------------------------------------
-
-    def _by_ops(self, values: list[Value]) -> list[Tensor]:
-        known: dict[int, Any] = {}
-
-        def get(value: Value):
-            if value.op is None:
-                return value.tensor
-            if id(value) not in known:
-                known[id(value)] = self._by_op(value, get)
-            return known[id(value)]
-
-        return [get(value) for value in values]
-
-    def _by_op(self, value: Value, get) -> Any:
-        op = value.op
-        if isinstance(op, expressions.GraphOp):
-            found = self._by_graph_op(op, value, get)
-            if found is not None:
-                return found.detach() if value.stopped else found
-        return expressions.compute_one(value, self.context(), get)
-
-    def _by_graph_op(self, op: expressions.GraphOp, value: Value, get) -> Optional[Tensor]:
-        if op.name == "builtin":
-            return getattr(stock_ops, op.options[0])(self.graph, *map(get, value.args))
-        if op == expressions.EDGE_SOFTMAX:
-            return stock_ops.edge_softmax(self.graph, get(value.args[0]))
-        if op.name != "fold":
-            return None
-        (reduce,), message = op.options, value.args[0]
-        fused = None
-        if message.op is not None and getattr(message.op, "name", "") == "builtin":
-            fused = getattr(stock_ops, f"{message.op.options[0]}_{reduce}", None)
-        if fused is not None and not message.stopped:
-            result = fused(self.graph, *map(get, message.args))
-        else:
-            result = getattr(stock_ops, f"copy_e_{reduce}")(self.graph, get(message))
-        return zero_for_infinite(result) if reduce in ("min", "max") else result
-
     def context(self) -> Context:
         """The graph as ops on all edges take it."""
         if self._context is None:
             ends = self.handle.edge_index()
             ids = torch.arange(self.counts[EDGE], device=self.device)
             self._context = Context(self.sizes, ends, ids, None)
-        if self._dropouts:
+        if self.dropouts:
             self._context.seed = self.seed()
         return self._context
 
@@ -439,14 +313,3 @@ def _has_rows_of(value: Value, kind: str) -> bool:
 
 def _autocast_state(device: torch.device) -> tuple:
     return autocasts(device.type), autocast_dtype(device.type)
-
-
-def _check_plain(tensor: Tensor, device: torch.device) -> None:
-    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_complex():
-        raise Refused(f"an argument is a {type(tensor).__name__} of layout {tensor.layout} and dtype {tensor.dtype}")
-    if is_lazy(tensor):
-        raise Refused("a parameter is not initialised")
-    if tensor.device != device:
-        raise Refused("the tensors are on several devices")
-    if torch.is_grad_enabled() and tensor.is_inference():
-        raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")

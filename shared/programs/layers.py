@@ -68,15 +68,19 @@ def check_settled(layer) -> None:
         raise Refused(f"{MOST_PROGRAMS} programs were made for this layer, whose state or arguments do not settle")
 
 
-def refuse_modes() -> None:
-    """Refuses a call because of torch's modes."""
+def refuse_modes(own: int = 0) -> None:
+    """Refuses a call because of torch's modes.
+
+    Args:
+        own: how many modes of functions are the caller's own.
+    """
     if torch.jit.is_tracing():
         raise Refused("the call is being traced by torch.jit")
     if transform := transform_refusal():
         raise Refused(transform)
     if torch.is_inference_mode_enabled():
         raise Refused("inference mode is on")
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    if torch._C._len_torch_function_stack() > own or torch._C._len_torch_dispatch_stack():
         raise Refused("a mode of torch that sees every op is active")
 
 

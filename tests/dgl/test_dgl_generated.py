@@ -15,7 +15,7 @@ from dgl_generated_cases import CASES, E, Inputs, N, compare, pair_of_layers, te
 import edgeless
 import edgeless.dgl.nn as fused
 from edgeless.calls import recording
-from edgeless.dgl import generated, recorder
+from edgeless.dgl import computing, generated
 
 STOCK = ("TWIRLSConv",)  # it computes on a graph that it makes of the given one
 IN_PART = ("EdgeWeightNorm right",)  # weights of nodes without in-edges are infinite
@@ -78,12 +78,12 @@ def test_one_program_serves_every_graph():
     layer, ours = pair_of_layers("GINEConv")
     first = Inputs()
     ours(*CASES["GINEConv"][1](first))
-    before = recorder.PROGRAMS.traces
+    before = computing.PROGRAMS.traces
     for count in (5, 90):
         g = dgl.graph((torch.randint(N, (count,)), torch.randint(N, (count,))), num_nodes=N)
         attr = torch.randn(count, 6, requires_grad=True)
         compare(layer, ours, (g, first.x, attr))
-    assert recorder.PROGRAMS.traces == before
+    assert computing.PROGRAMS.traces == before
 
 
 def test_zero_in_degrees_are_an_error_unless_allowed():

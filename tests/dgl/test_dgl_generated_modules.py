@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import edgeless
 from edgeless.calls import recording
-from edgeless.dgl import generated, recorder
+from edgeless.dgl import computing, generated
 
 
 @pytest.fixture(autouse=True)
@@ -423,10 +423,10 @@ def test_values_that_change_at_every_call_end_in_the_stock_ops():
 
     net, ours = nets(Counts)
     args = given(Counts)
-    before = recorder.PROGRAMS.traces
+    before = computing.PROGRAMS.traces
     for _ in range(40):
         assert torch.allclose(ours(*args), net(*args), rtol=1e-10)
-    assert recorder.PROGRAMS.traces - before <= 32
+    assert computing.PROGRAMS.traces - before <= 32
 
 
 def test_modules_without_messages_are_left_alone():
