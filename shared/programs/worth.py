@@ -18,8 +18,7 @@ from .spaces import Refused
 
 # From these numbers on compiled code, generated kernels and existing ops are faster, forward and backward. Below, edge
 # tensors stay in the caches and calls of Python decide.
-LEAST = {"cpu": 1 << 20}
-ON_CUDA = 1 << 26  # was measured there, but not enough drawn messages have run; LEAST is to have it then
+LEAST = {"cpu": 1 << 20, "cuda": 1 << 26}
 TINY = 1 << 10  # edges, below which no width has so many
 OF_TINY = f"fewer than {TINY:,} edges take the stock ops less time than a closer look"
 # From these on ops on blocks of edges are, but for gradients of extrema, where nothing is compiled.
@@ -54,7 +53,7 @@ def refuse_small(num_edges: int, kwargs: dict[str, Any], device: torch.device) -
 def _refuse_fewer(num_edges: int, width: int, device: torch.device) -> None:
     least = LEAST.get(device.type)
     if least is None:
-        raise Refused(f"on {device.type} programs do not run by default yet{_ANYWAY}")
+        raise Refused(f"on {device.type} programs do not run by default{_ANYWAY}")
     if num_edges * width < least:
         raise Refused(
             f"{num_edges} edges with {width} numbers each are fewer than the {least} numbers from which a program is "
