@@ -30,6 +30,7 @@ from .cuda_parts import (
     literal,
     value_type,
 )
+from .cuda_tiles import Tiles
 from .items import (
     Assemble,
     Draw,
@@ -102,6 +103,17 @@ def _parts(item: Item) -> list[Item]:
 
 class _Writer(Registers):
     """Values that are computed, and the text of all."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.tiles = Tiles(self)
+
+    def snapshot(self):
+        return super().snapshot(), self.tiles.snapshot()
+
+    def restore(self, saved) -> None:
+        super().restore(saved[0])
+        self.tiles.restore(saved[1])
 
     # Values ----------------------------------------------------------------------------------------------------------
 
@@ -246,6 +258,9 @@ class _Writer(Registers):
     # Sums over items -------------------------------------------------------------------------------------------------
 
     def _reduce(self, item: Reduce, table: np.ndarray) -> Value:
+        product = self.tiles.product(item)
+        if product is not None:
+            return self.tiles.value(product, table)
         base = item.base
         extents = [base.shape[d] for d in item.dims]
         strides = strides_of(base.shape)
