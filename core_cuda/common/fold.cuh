@@ -18,6 +18,7 @@
 //   `count`
 //                                edges. last: of the window, or of all
 //   take(u, offset)              reduces edge u; offset: of the edge from the start of the segment
+//   take_whole(u, offset)        optional: the same where all lanes of the warp take their edge u
 //   begin(row, offset)           starts a segment; offset: of its first edge from the start of the row
 //   piece(first, last)           returns the partial result of the edges [first, last)
 //   merge(piece, later), store(row, piece), store_empty(row), keep(slot, piece)
@@ -62,6 +63,12 @@ template <class Fold, class = void>
 constexpr bool kBeginsWalk = false;
 template <class Fold>
 constexpr bool kBeginsWalk<Fold, std::void_t<decltype(&Fold::begin_walk)>> = true;
+
+// True if Fold has take_whole().
+template <class Fold, class = void>
+constexpr bool kTakesWhole = false;
+template <class Fold>
+constexpr bool kTakesWhole<Fold, std::void_t<decltype(&Fold::take_whole)>> = true;
 
 // True if Fold has close().
 template <class Fold, class = void>
@@ -145,7 +152,11 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
       if (kBatch > 1 && __all_sync(kWarp, within)) {
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-          fold.take(u, at - first + u);
+          if constexpr (kTakesWhole<Fold>) {
+            fold.take_whole(u, at - first + u);
+          } else {
+            fold.take(u, at - first + u);
+          }
           together();
         }
         at += kBatch;

@@ -26,18 +26,29 @@ __device__ __forceinline__ int tile_place() { return threadIdx.x % 4; }       //
 // The edge of eight in row or column g of a product.
 __device__ __forceinline__ int tile_edge() { return tile_group() / 2 + tile_group() % 2 * 4; }
 
-// The edges of a tile, one in each lane; those of lanes l and l + 16 are the same.
+// The edges of a tile, one in each lane; those of lanes l and l + 16 are the same. A window has two tiles.
 template <int kTeam>
 struct TileOfWarp {
   static constexpr int kOfTeam = kTeam / 2;
-  int64_t id;
+  int64_t id, ahead;     // of this tile and of the next one, whose features are loaded while this one is processed
   int begin, count = 0;  // the first edge, in the window; edges of this lane's sub-warp so far
+  bool runs = false;     // there was a tile before
 
   static __device__ __forceinline__ int slot() { return threadIdx.x % kTileEdges; }
 
-  __device__ __forceinline__ void open(int64_t own_id, int b) {
-    begin = b, count = 0;
-    id = __shfl_sync(kFullWarp, own_id, slot() / kOfTeam * kTeam + b + slot() % kOfTeam);
+  // The edges from b on of a window, of which each lane has an edge's id.
+  static __device__ __forceinline__ int64_t of_window(int64_t own_id, int b) {
+    return __shfl_sync(kFullWarp, own_id, slot() / kOfTeam * kTeam + b + slot() % kOfTeam);
+  }
+  // Whether the first tile begins, whose features are not loaded yet.
+  __device__ __forceinline__ bool starts(int64_t own_id, int b) {
+    if (runs) return false;
+    runs = true, ahead = of_window(own_id, b);
+    return true;
+  }
+  __device__ __forceinline__ void open(int b) { id = ahead, begin = b, count = 0; }
+  __device__ __forceinline__ void look_ahead(int64_t own_id, int64_t next_id) {
+    ahead = begin == 0 ? of_window(own_id, kOfTeam) : of_window(next_id, 0);
   }
   // The place of edge b of the window, of this lane's sub-warp, in the tile.
   __device__ __forceinline__ int place(int b) const { return threadIdx.x % 32 / kTeam * kOfTeam + b - begin; }
@@ -70,11 +81,12 @@ struct TileFeatures {
   static constexpr int kChunks = kDepth / 16;
   Loaded<S, 4> of[2][kChunks];  // edge, sixteen features
 
-  template <class Tile>
-  __device__ __forceinline__ void load(const S* from, const Tile& tile) {
+  // id: of a tile's edge in each lane.
+  __device__ __forceinline__ void load(const S* from, int64_t id) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const S* const row = from + tile.id_of(8 * e + tile_edge()) * int64_t(kRow) + 4 * tile_place();
+      const int64_t of_edge = __shfl_sync(kFullWarp, id, 8 * e + tile_edge());
+      const S* const row = from + of_edge * kRow + 4 * tile_place();
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) of[e][c].once(row + 16 * c);
     }
@@ -149,7 +161,8 @@ __device__ inline void fill_by_columns(const S* from, int column, int feature, f
 // Gradients of features: sums over the columns of `from`, rows of kColumns + kPad floats, times a matrix.
 template <int kDepth>
 struct TileGradients {
-  float sum[kDepth / 16][2][4] = {}, rest[kDepth / 16][2][4] = {};
+  // Products that are added to one register wait for each other.
+  float sum[kDepth / 16][2][4] = {}, left_rest[kDepth / 16][2][4] = {}, right_rest[kDepth / 16][2][4] = {};
 
   template <bool kLeftRest, bool kRightRest, int kColumns>
   __device__ __forceinline__ void multiply_columns(const float* from, const float* matrix) {
@@ -172,13 +185,17 @@ struct TileGradients {
           left.set(0, x.x), left.set(1, x.y), left.set(2, x.z), left.set(3, x.w);
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            if constexpr (kLeftRest) multiply_add(rest[f][e], left.rest, right[e][half].nearest, false);
-            if constexpr (kRightRest) multiply_add(rest[f][e], left.nearest, right[e][half].rest, false);
+            if constexpr (kLeftRest) multiply_add(left_rest[f][e], left.rest, right[e][half].nearest, false);
+            if constexpr (kRightRest) multiply_add(right_rest[f][e], left.nearest, right[e][half].rest, false);
             multiply_add(sum[f][e], left.nearest, right[e][half].nearest, false);
           }
         }
       }
     }
+  }
+
+  __device__ __forceinline__ float of(int f, int e, int k) const {
+    return sum[f][e][k] + (left_rest[f][e][k] + right_rest[f][e][k]);
   }
 
   // Stores them to rows of kDepth values, by the edges' ids.
@@ -193,7 +210,7 @@ struct TileGradients {
         if (!(existing >> edge & 1)) continue;
 #pragma unroll
         for (int f = 0; f < kDepth / 16; ++f) {
-          const S x[2] = {stored<S>(sum[f][e][k] + rest[f][e][k]), stored<S>(sum[f][e][k + 2] + rest[f][e][k + 2])};
+          const S x[2] = {stored<S>(of(f, e, k)), stored<S>(of(f, e, k + 2))};
           store_values(row + 16 * f, x);
         }
       }

@@ -38,7 +38,10 @@ struct Lane {
       : args(args), vector(vector), inside(vector < args.vectors), some(inside ? vector : 0) {}
 
   // The lanes of the sub-warp, which exchange values while other sub-warps of the warp are elsewhere.
+  // kWhole: all lanes of the warp do, and the compiler knows it.
+  template <bool kWhole>
   __device__ __forceinline__ unsigned team() const {
+    if constexpr (kWhole) return kFullWarp;
     const int width = 1 << args.plan.team_log2, first = threadIdx.x % 32 / width * width;
     return (width == 32 ? 0xffffffffu : (1u << width) - 1) << first;
   }
@@ -176,7 +179,7 @@ __device__ __forceinline__ const S* afresh(const S* at) {
 }
 
 // Functions of the texts (shared/programs/scalar_ops.py).
-__device__ __forceinline__ float el_expf(float x) { return __expf(x); }
+__device__ __forceinline__ float el_expf(float x) { return power_of_two(x * float(kLog2e)); }
 __device__ __forceinline__ double el_exp(double x) { return exp(x); }
 __device__ __forceinline__ float el_logf(float x) { return logf(x); }
 __device__ __forceinline__ double el_log(double x) { return log(x); }

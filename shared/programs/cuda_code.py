@@ -151,8 +151,20 @@ class _Writer(Registers):
             TEXTS[item.op].format(*names, m=double, type=kind) for names in zip(*(a.names for a in args), strict=True)
         ]
         if item.op == "div" and kind == "float":
-            texts = [f"__fdividef({a}, {b})" for a, b in zip(args[0].names, args[1].names)]
+            above, below = args
+            if above.when == EDGE and below.when <= ROW and not isinstance(item.args[1], Number):
+                below = self.reciprocals(below)
+                texts = [f"{a} * {b}" for a, b in zip(above.names, below.names)]
+            else:
+                texts = [f"__fdividef({a}, {b})" for a, b in zip(above.names, below.names)]
         return self.let(max(a.when for a in args), kind, texts)
+
+    def reciprocals(self, value: Value) -> Value:
+        """One over a value that is the same for all edges of a row, computed as rarely."""
+        key = ("reciprocals", *value.names)
+        if key not in self.memo:
+            self.memo[key] = self.let(value.when, "float", [f"1.0f / {name}" for name in value.names])
+        return self.memo[key]
 
     def _view(self, item: View, table: np.ndarray) -> Value:
         return self.value(item.base, flat(item.at(unflat(table, item.shape)), item.base.shape, table.shape))
@@ -282,7 +294,8 @@ class _Writer(Registers):
             try:
                 way()
             except (TooManyKept, TooMuchShared):
-                raise
+                if best is None:
+                    raise
             except NotLowered as found:
                 error = error or found
             else:
@@ -347,7 +360,9 @@ class _Writer(Registers):
             group = 1 << (lanes - 1).bit_length()
         identity = {"add": "0", "mul": "1", "max": "-INFINITY", "min": "INFINITY"}[item.op]
         masked = [name if lanes == group else f"inside ? {name} : {kind}({identity})" for name in found.names]
-        return self.let(max(found.when, ROW), kind, [f"lanes_{item.op}<{group}>({m}, team())" for m in masked])
+        when = max(found.when, ROW)
+        team = f"team<{'kWhole' if when == EDGE else 'false'}>()"
+        return self.let(when, kind, [f"lanes_{item.op}<{group}>({m}, {team})" for m in masked])
 
     def _shared_out(self, item: Reduce, starts: np.ndarray, offsets: np.ndarray) -> Value:
         """Each lane reduces its part of all elements of all lanes, which then exchange them for their own."""
@@ -363,7 +378,7 @@ class _Writer(Registers):
             raise NotLowered("elements that lanes cannot exchange")
         self.lines[EDGE] += [
             f"{kind} {name}[{whole.shape[1]}] = {{{', '.join(found.names)}}};",
-            f"shares_add<{lanes}>({name}, team());",
+            f"shares_add<{lanes}>({name}, team<kWhole>());",
         ]
         self.extra += 3 * whole.shape[1]
         return Value([f"{name}[{i}]" for i in range(starts.shape[1])], EDGE)

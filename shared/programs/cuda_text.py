@@ -207,7 +207,7 @@ class _Assembly:
             takes += [f"{name}[{i}] += {x};" for i, x in enumerate(value.names)]
             finish.append(f"add_totals<{total.columns}>(*this, {name}, {self.output(total.item, kind)});")
         registers += 56 + w.words * batch + (w.kept_values if w.keep else 0) + min(len(takes) // 6, 64)
-        registers += products.registers
+        registers = int(0.9 * (registers + products.registers)) if w.tiles.used else registers
         carry = sum(self.bytes_of(s) for s in self.states)
         shared = products.shared_bytes + THREADS * carry
         blocks = min(max(min(REGISTERS // (THREADS * registers), SM_BYTES // max(shared, 1)), 2), 8)
@@ -351,9 +351,12 @@ struct Walk : Lane<Args> {{
     own_row = row;
     {lines(w.lines[ROW])}
   }}
-  __device__ __forceinline__ void take(int u, int64_t) {{
+  template <bool kWhole>
+  __device__ __forceinline__ void take_edge(int u) {{
     {lines(w.lines[EDGE])}
   }}
+  __device__ __forceinline__ void take(int u, int64_t) {{ take_edge<false>(u); }}
+  __device__ __forceinline__ void take_whole(int u, int64_t) {{ take_edge<true>(u); }}
   __device__ __forceinline__ Piece piece(int64_t, int64_t) const {{
     Piece piece;
     {lines(pack)}

@@ -50,13 +50,18 @@ class TileText:
             self.rows[key] = taken or rows
             place = self.writer.place(tiles.own_table(rows.columns)[:, :1], len(names))
             self.put.append(
-                f"if (inside) {{ const float x[{len(names)}] = {{{', '.join(names)}}}; "
+                f"{self.inside}{{ const float x[{len(names)}] = {{{', '.join(names)}}}; "
                 f"keep_values({row_of(self.rows[key])} + {place}, x); }}"
             )
         self.opening()
         if not tiles.staged:
             return
         self.closing(output)
+
+    @property
+    def inside(self) -> str:
+        """The condition that a lane has values of the row."""
+        return "" if self.tiles.team == self.writer.lanes else "if (inside) "
 
     def place(self, rows: Rows) -> None:
         self.constants.append(f"{rows.name} = {self.floats}")
@@ -65,11 +70,11 @@ class TileText:
     def opening(self) -> None:
         """The products of features, in front of the first batch of a tile."""
         team = self.tiles.team
-        lines = ["__syncwarp();", "tile.open(own_id, b);"]
+        lines, loads = [], []
         for each in self.tiles.features:
             kind = stored_type(each.operand.dtype)
             self.members.append(f"TileFeatures<{kind}, {each.count}, {each.operand.numel}> {each.name};")
-            lines.append(f"{each.name}.load({self.writer.pointer(each.operand)} + {each.start}, tile);")
+            loads.append(f"{each.name}.load({self.writer.pointer(each.operand)} + {each.start}, tile.ahead);")
             self.registers += each.count // 2
         for each in self.tiles.features:
             if each.kept:
@@ -83,7 +88,15 @@ class TileText:
                 f"multiply_features<{rest(features.operand)}, {rest(product.matrix.operand)}, {columns}>("
                 f"{features.name}, {matrix}, tile_rows + {product.rows.name});"
             )
-        lines.append("__syncwarp();")
+        lines = [
+            "__syncwarp();",
+            f"if (tile.starts(own_id, b)) {{ {' '.join(loads)} }}",
+            "tile.open(b);",
+            *lines,
+            "tile.look_ahead(own_id, next_id);",
+            *loads,
+            "__syncwarp();",
+        ]
         self.members += [f"TileOfWarp<{team}> tile;", "float* tile_rows; int place_ = 0;"]
         self.choose = [
             f"if (b % {team // 2} == 0) {{",
@@ -91,7 +104,7 @@ class TileText:
             "}",
             "place_ = tile.place(b);",
         ]
-        self.registers += 40
+        self.registers -= 8
 
     def closing(self, output: Callable) -> None:
         """The products of what lanes have computed, behind the last batch of a tile."""
