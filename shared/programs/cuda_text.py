@@ -34,6 +34,7 @@ NAMESPACE = "walk"  # replaced by one that tells texts apart
 MOST_LINES = 1000  # for an edge
 MOST_TOTALS = 128  # registers of sums over all edges
 REGISTERS, THREADS = 65536, 128
+BATCHES, BATCH_LINES = (4, 2, 1), 480  # edges in flight, and statements of all
 MOST_SHARED, SM_BYTES = 96 << 10, 220 << 10  # of shared memory in a block; on an SM, most of which is 228 KiB
 
 
@@ -190,7 +191,8 @@ class _Assembly:
         if len(takes) > MOST_LINES:
             raise NotLowered(f"an edge takes {len(takes)} statements")
         most = w.tiles.team // 2 if w.tiles.used else 4
-        batch = next(b for b in (4, 2, 1) if b <= most and (b == 1 or (w.words * b <= 64 and len(takes) * b <= 480)))
+        fits = [b for b in BATCHES if b <= most and w.words * b <= 64 and len(takes) * b <= BATCH_LINES]
+        batch = max(fits, default=1)
         products = TileText(w.tiles, w.shared_bytes)
         products.write(self.output)
         takes += products.put
