@@ -183,15 +183,7 @@ __device__ __forceinline__ float el_expf(float x) { return power_of_two(x * floa
 __device__ __forceinline__ double el_exp(double x) { return exp(x); }
 __device__ __forceinline__ float el_logf(float x) { return logf(x); }
 __device__ __forceinline__ double el_log(double x) { return log(x); }
-// Half the instructions of log1pf(): a series of x / (2 + x), or the logarithm where nothing cancels.
-__device__ __forceinline__ float el_log1pf(float x) {
-  const float s = __fdividef(x, 2.0f + x), z = s * s;
-  float sum = 2.0f / 13;
-#pragma unroll
-  for (int k = 11; k > 0; k -= 2) sum = fmaf(sum, z, 2.0f / k);
-  const bool near = x >= -0.5f && x <= 1.0f;
-  return near ? s * sum : __log2f(1.0f + x) * float(kLn2);
-}
+__device__ __forceinline__ float el_log1pf(float x) { return log1pf(x); }
 __device__ __forceinline__ double el_log1p(double x) { return log1p(x); }
 __device__ __forceinline__ float el_tanhf(float x) { return tanhf(x); }
 __device__ __forceinline__ double el_tanh(double x) { return tanh(x); }

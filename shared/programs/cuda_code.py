@@ -289,21 +289,18 @@ class _Writer(Registers):
         """The result of the way that writes the least, of those that can be written."""
         if len(ways) == 1:
             return ways[0]()
-        best, error, saved = None, None, self.snapshot()
+        best, errors, saved = None, [], self.snapshot()
         for way in ways:
             try:
                 way()
-            except (TooManyKept, TooMuchShared):
-                if best is None:
-                    raise
             except NotLowered as found:
-                error = error or found
+                errors.append(found)
             else:
                 if best is None or self.cost() < best[0]:
                     best = self.cost(), way
             self.restore(saved)
         if best is None:
-            raise error
+            raise next((e for e in errors if isinstance(e, (TooManyKept, TooMuchShared))), errors[0])
         return best[1]()
 
     def cost(self) -> int:

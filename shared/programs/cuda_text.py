@@ -34,7 +34,7 @@ NAMESPACE = "walk"  # replaced by one that tells texts apart
 MOST_LINES = 1000  # for an edge
 MOST_TOTALS = 128  # registers of sums over all edges
 REGISTERS, THREADS = 65536, 128
-BATCHES, BATCH_LINES = (4, 2, 1), 480  # edges in flight, and statements of all
+MOST_FEW = 150  # registers that the estimate finds a tenth too many of
 MOST_SHARED, SM_BYTES = 96 << 10, 220 << 10  # of shared memory in a block; on an SM, most of which is 228 KiB
 
 
@@ -190,9 +190,11 @@ class _Assembly:
         registers += sum(t.columns for t, value in self.totals if value is not None)
         if len(takes) > MOST_LINES:
             raise NotLowered(f"an edge takes {len(takes)} statements")
-        most = w.tiles.team // 2 if w.tiles.used else 4
-        fits = [b for b in BATCHES if b <= most and w.words * b <= 64 and len(takes) * b <= BATCH_LINES]
+        most_lines = 1000 if w.tiles.used else 480
+        fits = [b for b in (4, 2, 1) if w.words * b <= 64 and len(takes) * b <= most_lines and b <= w.tiles.most_edges]
         batch = max(fits, default=1)
+        if batch == 4 and w.tiles.used and w.tiles.most_edges >= 8 and w.words <= 4 and len(takes) * 8 <= most_lines:
+            batch = 8  # a whole tile is loaded while its products are computed
         products = TileText(w.tiles, w.shared_bytes)
         products.write(self.output)
         takes += products.put
@@ -209,7 +211,9 @@ class _Assembly:
             takes += [f"{name}[{i}] += {x};" for i, x in enumerate(value.names)]
             finish.append(f"add_totals<{total.columns}>(*this, {name}, {self.output(total.item, kind)});")
         registers += 56 + w.words * batch + (w.kept_values if w.keep else 0) + min(len(takes) // 6, 64)
-        registers = int(0.9 * (registers + products.registers)) if w.tiles.used else registers
+        registers += products.registers
+        if w.tiles.used and registers <= MOST_FEW:
+            registers = int(0.9 * registers)
         carry = sum(self.bytes_of(s) for s in self.states)
         shared = products.shared_bytes + THREADS * carry
         blocks = min(max(min(REGISTERS // (THREADS * registers), SM_BYTES // max(shared, 1)), 2), 8)

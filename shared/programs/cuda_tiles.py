@@ -158,6 +158,11 @@ class Tiles:
         return max(4, 1 << (self.writer.lanes - 1).bit_length())
 
     @property
+    def most_edges(self) -> int:
+        """The most edges of a sub-warp that may be in flight: a tile's, if there are tiles."""
+        return self.team // 2 if self.used else 4
+
+    @property
     def used(self) -> bool:
         """Whether the pass has such products."""
         return bool(self.products or self.outers or self.gradients)
