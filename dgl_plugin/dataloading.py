@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import dgl
@@ -12,10 +12,12 @@ import torch
 from dgl.dataloading import GraphCollator, GraphDataLoader
 from torch import Tensor
 
+from edgeless.packed import Fetcher, NotPacked
 from edgeless.padding import Size, Sizes, choose_sizes, pad_edges
 from edgeless.stand_in import stand_in
 
 from ._framework import DGLGraph
+from .packed import PackedItems
 
 if TYPE_CHECKING:
     from dgl.dataloading import *  # noqa: F403
@@ -41,12 +43,18 @@ class PaddedLoader(GraphDataLoader):
     the batches of this process only, none then. A batch larger than all sizes, which is rare, gets a graph of no nodes,
     and so a shape of its own.
 
+    A list of graphs on the CPU is read once and packed, as in PyG's twin, and batches are gathered from its arrays.
+    Other data sets (``list(dataset)`` can be packed), worker processes and what cannot be packed use DGL's collation,
+    and ``loader.not_packed`` says why. Every epoch begins with a look at 64 graphs, and a data set that has changed is
+    packed again; make another loader after changes of a few graphs.
+
     Args:
         dataset: homogeneous graphs, or tuples of a graph and labels, which are tensors or numbers.
         batch_size, kwargs: as GraphDataLoader has them, but for ``collate_fn``.
         most: the most sizes.
         waste: the part of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
         sizes: pairs of nodes and edges to use, instead of choosing them from the data set.
+        packed: False keeps no packed copy of the data set, and leaves all batches to DGL's collation.
     Raises:
         TypeError: the data are something else.
 
@@ -65,6 +73,7 @@ class PaddedLoader(GraphDataLoader):
         most: int = 8,
         waste: float = 0.06,
         sizes: Optional[Sequence[tuple[int, int]]] = None,
+        packed: bool = True,
         **kwargs: Any,
     ):
         if "collate_fn" in kwargs:
@@ -76,24 +85,48 @@ class PaddedLoader(GraphDataLoader):
                 f"PaddedLoader: dataset must have homogeneous graphs, or tuples that begin with one, got "
                 f"{type(graph).__name__}"
             )
+        self._kept: Optional[PackedItems] = None
+        self.not_packed = "packed=False" if not packed else "num_workers" if kwargs.get("num_workers") else None
+        if self.not_packed is None:
+            self._kept, self.not_packed = _packed(dataset)
         if sizes is None:
-            self.sizes = choose_sizes(*_counts(dataset), batch_size, most=most, waste=waste)
+            self.sizes = choose_sizes(*_counts(dataset, self._kept), batch_size, most=most, waste=waste)
         else:
             self.sizes = Sizes([Size(*size) for size in sorted(sizes)])
         collate = _Collate(item, self.sizes, batch_size)
         super().__init__(dataset, collate_fn=collate, batch_size=batch_size, **kwargs)
+
+    def _get_iterator(self) -> Iterator[tuple[Any, ...]]:
+        if self._kept is not None and self._kept.watched.has_changed():
+            self._kept, self.not_packed = _packed(self.dataset)
+            self.collate_fn = _Collate(self.dataset[0], self.sizes, self.collate_fn.graphs)
+        found = super()._get_iterator()
+        if self._kept is not None:  # so there are no worker processes
+            collate, kept = self.collate_fn, self._kept
+            found._dataset_fetcher = Fetcher(lambda ids: kept.batch(ids, collate.size_of, collate.graphs))
+        return found
+
+
+def _packed(dataset: Any) -> tuple[Optional[PackedItems], Optional[str]]:
+    """The packed data set, or why there is none."""
+    try:
+        return PackedItems(dataset, _padding(dataset[0], 0, 0)), None
+    except NotPacked as reason:
+        return None, str(reason)
 
 
 def _graph_of(item: Any) -> DGLGraph:
     return item[0] if isinstance(item, (tuple, list)) else item
 
 
-def _counts(dataset: Any) -> tuple[list[int], list[int]]:
+def _counts(dataset: Any, packed: Optional[PackedItems]) -> tuple[list[int], list[int]]:
     """Numbers of nodes and edges of the graphs of a data set, or of some."""
     places = range(len(dataset))
     if len(dataset) > _SAMPLE:
         drawn = torch.Generator().manual_seed(0)
         places = torch.randperm(len(dataset), generator=drawn)[:_SAMPLE].tolist()
+    if packed is not None:
+        return [packed.nodes[place] for place in places], [packed.edges[place] for place in places]
     graphs = [_graph_of(dataset[place]) for place in places]
     return [graph.num_nodes() for graph in graphs], [graph.num_edges() for graph in graphs]
 
@@ -103,32 +136,34 @@ class _Collate:
         self.item, self.sizes, self.graphs = item, sizes, graphs
         self.collate = GraphCollator().collate
 
+    def size_of(self, nodes: int, edges: int) -> Size:
+        """The size to which a batch is filled, its own if it is larger than all sizes."""
+        return self.sizes.fit(nodes, edges) or Size(nodes, edges)
+
     def __call__(self, items: list[Any]) -> tuple[Any, ...]:
         graphs = [_graph_of(item) for item in items]
         nodes, edges = sum(graph.num_nodes() for graph in graphs), sum(graph.num_edges() for graph in graphs)
-        size = self.sizes.fit(nodes, edges) or Size(nodes, edges)
-        empty = [self._made(0, 0) for _ in range(self.graphs - len(items))]
-        found = self.collate([*items, *empty, self._made(size.nodes - nodes, size.edges - edges)])
+        size = self.size_of(nodes, edges)
+        empty = [_padding(self.item, 0, 0) for _ in range(self.graphs - len(items))]
+        found = self.collate([*items, *empty, _padding(self.item, size.nodes - nodes, size.edges - edges)])
         parts = list(found) if isinstance(found, (tuple, list)) else [found]
         parts[0].ndata["node_mask"] = torch.arange(size.nodes) < nodes
         parts[0].edata["edge_mask"] = torch.arange(size.edges) < edges
         return (*parts, torch.arange(len(items) + len(empty) + 1) < len(items))
 
-    def _made(self, nodes: int, edges: int) -> Any:
-        """A graph of zeros with so many nodes and edges, and labels of zeros."""
-        like = _graph_of(self.item)
-        src, dst = pad_edges(nodes, edges).to(like.idtype)
-        graph = dgl.graph((src, dst), num_nodes=nodes, idtype=like.idtype)
-        for name, data in like.ndata.items():
-            graph.ndata[name] = data.new_zeros((nodes, *data.shape[1:]))
-        for name, data in like.edata.items():
-            graph.edata[name] = data.new_zeros((edges, *data.shape[1:]))
-        if not isinstance(self.item, (tuple, list)):
-            return graph
-        return (
-            graph,
-            *(torch.zeros_like(part) if isinstance(part, Tensor) else type(part)(0) for part in self.item[1:]),
-        )
+
+def _padding(item: Any, nodes: int, edges: int) -> Any:
+    """A graph of zeros with so many nodes and edges, and labels of zeros, like those of ``item``."""
+    like = _graph_of(item)
+    src, dst = pad_edges(nodes, edges).to(like.idtype)
+    graph = dgl.graph((src, dst), num_nodes=nodes, idtype=like.idtype)
+    for name, data in like.ndata.items():
+        graph.ndata[name] = data.new_zeros((nodes, *data.shape[1:]))
+    for name, data in like.edata.items():
+        graph.edata[name] = data.new_zeros((edges, *data.shape[1:]))
+    if not isinstance(item, (tuple, list)):
+        return graph
+    return (graph, *(torch.zeros_like(part) if isinstance(part, Tensor) else type(part)(0) for part in item[1:]))
 
 
 stand_in(__name__, "dgl.dataloading")

@@ -7,11 +7,8 @@ slower.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import os
 import threading
-import weakref
 from typing import Any, Optional
 
 import torch
@@ -23,14 +20,23 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import to_edge_index
 
 from edgeless.adapter import named
-from edgeless.backends import current_backend, transform_refusal
+from edgeless.backends import current_backend
 from edgeless.call_errors import add_call
 from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
 from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
-from edgeless.programs import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, ProgramCache, Refused
+from edgeless.programs import ProgramCache, Refused, worth
+from edgeless.programs.layers import (
+    OFF,
+    check_graph,
+    check_settled,
+    compiling_at_once,
+    generate_choice,
+    is_finite_without_edges,
+    refuse_modes,
+    write_back,
+)
 
-from . import worth
 from .conv import _HOOKS, Scriptable, sizes_of
 from .convert import SPARSE, for_stock, kind_of
 from .messages import Call
@@ -41,31 +47,9 @@ _ORIGINAL = {
     step: vars(stock.MessagePassing).get(f"_orig_{step}", vars(stock.MessagePassing)[step])
     for step in ("propagate", "edge_updater")
 }
-CHOICES = ("auto", "off", "land", "on")
-# What os.environ looks up in: a variable that is not set costs it an exception, some 8 us of a small call's 100.
-_ENVIRONMENT = getattr(os.environ, "_data", os.environ)
-_VARIABLE = os.environ.encodekey("EDGELESS_GENERATE") if _ENVIRONMENT is not os.environ else "EDGELESS_GENERATE"
 PROGRAMS = ProgramCache()
-MOST_PROGRAMS = 32  # of one layer
-_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _NARROW = (torch.int32, torch.int64)
-OFF = "EDGELESS_GENERATE is off"
 _ONE_TENSOR = pytree.tree_flatten(torch.empty(0))[1]
-
-
-def generate_choice() -> str:
-    """The value of ``EDGELESS_GENERATE``: ``"auto"``, the default: programs where they should not be slower than PyG's
-    ops; ``"off"``: none; ``"land"``: only those that existing ops compute; ``"on"``: all.
-
-    Raises:
-        ValueError: it has another value.
-    """
-    if _VARIABLE not in _ENVIRONMENT:
-        return "auto"
-    choice = os.environ["EDGELESS_GENERATE"] or "auto"
-    if choice not in CHOICES:
-        raise ValueError(f"EDGELESS_GENERATE must be one of {', '.join(CHOICES)}, got {choice!r}")
-    return choice
 
 
 class GeneratedLayer(Scriptable):
@@ -243,7 +227,7 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
         ran_stock(type(layer), layer, (worth.OF_TINY,))
         return method(layer, edge_index, *args, **kwargs)
     try:
-        with _compiling():
+        with compiling_at_once():
             result, program = _generated(layer, step, method, names, edge_index, args, kwargs)
     except Refused as error:
         refused = str(error)
@@ -268,15 +252,6 @@ def _is_tiny(edge_index) -> bool:
         and not looks_ahead()
         and generate_choice() == "auto"
     )
-
-
-def _compiling() -> contextlib.AbstractContextManager:
-    """Compiles walks at once where :func:`edgeless.explain` wants to know what later calls will run."""
-    if not looks_ahead() or generate_choice() != "auto":
-        return contextlib.nullcontext()
-    from edgeless.programs import compiled  # with the tracer, which takes long to import
-
-    return contextlib.nullcontext() if compiled.compile_mode() == "off" else compiled.compiling("now")
 
 
 def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tuple[Any, Any]:
@@ -320,7 +295,7 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
     if key not in PROGRAMS:
         if choice == "auto" and not looks_ahead():
             worth.refuse_early(layer, num_edges, kwargs, call.device)
-        _check_settled(layer)
+        check_settled(layer)
     program = PROGRAMS.get(key, call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form)
     if num_edges < program.least_edges:
         raise Refused("a norm over one edge is an error of the layer's")
@@ -332,26 +307,18 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         )
     except (IndexError, ValueError, TypeError) as error:
         raise Refused(f"the graph is refused: {error}") from error
-    _check_graph(program, graph, choice)
-    if not _is_finite_without_edges(program, call.tensors, call.spaces, call.receiving, graph):
+    check_graph(program, graph, choice)
+    if not is_finite_without_edges(program, call.tensors, call.spaces, call.receiving, graph):
         raise Refused("a node without edges has features that are not finite, which gradients of weights would be")
     values = program(graph, call.tensors)
     remembering.keep(given, written_size, choice, program, PROGRAMS)
     return _results(layer, call.tensors, program, values), program
 
 
-def _check_graph(program, graph, choice: str) -> None:
-    """Refuses a graph on which a program cannot run, or would be slower."""
-    if choice == "auto":
-        worth.refuse_slow(program, graph)
-    if program.needs_last and not graph.format("last nodes have edges", _last_have_edges):
-        raise Refused("the number of nodes is computed from edge_index, whose last node has no edge")
-
-
 def _may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict) -> bool:
     """Whether a program that is known runs on a graph; if not, the long way says why."""
     program, num_edges = recalled.program, graph.num_edges
-    if not _is_finite_without_edges(program, tensors, recalled.spaces, recalled.receiving, graph):
+    if not is_finite_without_edges(program, tensors, recalled.spaces, recalled.receiving, graph):
         return False
     approved = num_edges, graph.index_dtype
     if recalled.approved == approved and not program.needs_last:
@@ -361,19 +328,12 @@ def _may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dic
             worth.refuse_small(num_edges, kwargs, graph.device)
         if num_edges < program.least_edges:
             return False
-        _check_graph(program, graph, recalled.choice)
+        check_graph(program, graph, recalled.choice)
     except Refused:
         return False
     if program.landing is not None or program.ready(graph):  # what is compiled now stays so
         recalled.approved = approved
     return True
-
-
-def _check_settled(layer) -> None:
-    """Refuses a layer that wants one program after the other, as by a number that is new at every call."""
-    _made[layer] = _made.get(layer, 0) + 1
-    if _made[layer] > MOST_PROGRAMS:
-        raise Refused(f"{MOST_PROGRAMS} programs were made for this layer, whose state or arguments do not settle")
 
 
 def _check_state(layer, step: str, choice: str) -> None:
@@ -388,14 +348,7 @@ def _check_state(layer, step: str, choice: str) -> None:
         raise Refused(f"decomposed_layers is {layer._decomposed_layers}")
     if any(map(layer.__dict__.get, _HOOKS)):
         raise Refused("a message passing hook is registered")
-    if torch.jit.is_tracing():
-        raise Refused("the call is being traced by torch.jit")
-    if transform := transform_refusal():
-        raise Refused(transform)
-    if torch.is_inference_mode_enabled():
-        raise Refused("inference mode is on")
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-        raise Refused("a mode of torch that sees every op is active")
+    refuse_modes()
     if _overrides(type(layer), step):
         raise Refused(f"{step}() is overridden")
 
@@ -453,40 +406,10 @@ def _checked(edge_index: Tensor) -> Tensor:
     return edge_index
 
 
-def _is_finite_without_edges(program, tensors: list[Tensor], spaces, receiving: int, graph) -> bool:
-    """Whether the rows that no message reads are finite. Maps that were moved to nodes compute them too, and a gradient
-    of 0 times what is not finite is a NaN.
-    """
-    if program.backward is None or graph.device.type != "cpu":
-        return True
-    for tensor, space in zip(tensors, spaces):
-        if space.kind in (EDGE, PARAMETER) or not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
-            continue
-        if not bool(
-            tensor.index_select(space.dim, _nodes_without_edges(receiving, graph, space.kind)).isfinite().all()
-        ):
-            return False
-    return True
-
-
-def _nodes_without_edges(receiving: int, graph, kind: str) -> Tensor:
-    """The nodes of a side that lack edges; where both ends are of one set, edges of either direction."""
-    sides = {NODE: (0, 1), SOURCE: (receiving == 0,), DESTINATION: (receiving == 1,)}[kind]
-    arrays = [graph.csr if side else graph.csc for side in sides]
-    return torch.unique(torch.cat([(rows.indptr[1:] == rows.indptr[:-1]).nonzero().view(-1) for rows in arrays]))
-
-
-def _last_have_edges(graph) -> bool:
-    return all(bool(rows.indptr[-1] > rows.indptr[-2]) for rows in (graph.csr, graph.csc))
-
-
 def _results(layer, tensors: list[Tensor], program, values: list[Tensor]) -> Any:
     """The stock method's result; buffers and attributes that it writes are written."""
     structure, writes = program.form
-    if program.written:
-        with torch.no_grad():
-            for position, value in zip(program.written, values[program.results :]):
-                tensors[position - FIRST].copy_(value)
+    write_back(program, tensors, values)
     if writes:
         modules = dict(layer.named_modules())
         for (path, name), value in zip(writes, values[structure.num_leaves :]):

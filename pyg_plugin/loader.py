@@ -5,16 +5,20 @@ from __future__ import annotations
 __path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
+from edgeless.graph_checks import as_device
+from edgeless.packed import Fetcher, NotPacked
 from edgeless.padding import Size, Sizes, choose_sizes, pad_edges
 from edgeless.stand_in import stand_in
+
+from .packed import MASKS, PackedData
 
 if TYPE_CHECKING:
     from torch_geometric.loader import *  # noqa: F403
@@ -24,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PaddedLoader"]
 
-MASKS = ("node_mask", "edge_mask", "graph_mask")
 _SAMPLE = 10_000  # graphs whose sizes are read
 _LOOKED_AT = 32  # graphs that show what an attribute belongs to
 
@@ -43,15 +46,26 @@ class PaddedLoader(DataLoader):
     the batches of this process only, none then. A batch larger than all sizes, which is rare, gets masks and a graph
     of no nodes, and so a shape of its own.
 
+    The data set is read once and packed: its attributes are concatenated, and a batch is gathered from them without
+    Python for every graph, on the CPU or, with ``device``, on a GPU. Batches are those of PyG's collation, which makes
+    them where packing is not possible: worker processes, data sets that may give other graphs at every access (with a
+    transform, or of a class of their own; ``list(dataset)`` can be packed), sparse and nested attributes, and ones
+    that differ between graphs in more than their length. ``loader.not_packed`` says why. Every epoch begins with a look
+    at 64 graphs, and a data set that has changed is packed again; make another loader after changes of a few graphs.
+
     Args:
         dataset: a data set of ``Data``, or a DataLoader of one, whose settings are used.
         batch_size, shuffle, follow_batch, exclude_keys, kwargs: as DataLoader has them; not together with a loader.
         most: the most sizes.
         waste: the part of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
         sizes: pairs of nodes and edges to use, instead of choosing them from the data set.
+        packed: False keeps no packed copy of the data set, and leaves all batches to PyG's collation.
+        device: where the packed data set is kept and batches are made; None: where the data are. On a GPU only the ids
+            of a batch's graphs are copied for it, and nothing waits. A loader with worker processes has no device.
     Raises:
         TypeError: the data are no ``Data``, or a loader was given settings.
-        ValueError: an attribute has a size of its own in every graph, which belongs to neither nodes nor edges.
+        ValueError: an attribute has a size of its own in every graph, which belongs to neither nodes nor edges; or
+            ``device`` together with worker processes.
 
     Example:
         >>> graphs = [Data(x=torch.ones(n, 2), edge_index=torch.tensor([[0, 1], [1, 0]])) for n in range(3, 9)]
@@ -71,6 +85,8 @@ class PaddedLoader(DataLoader):
         most: int = 8,
         waste: float = 0.06,
         sizes: Optional[Sequence[tuple[int, int]]] = None,
+        packed: bool = True,
+        device: Union[torch.device, str, int, None] = None,
         **kwargs: Any,
     ):
         if isinstance(dataset, torch.utils.data.DataLoader):
@@ -80,13 +96,47 @@ class PaddedLoader(DataLoader):
         if not len(dataset) or not isinstance(dataset[0], Data):
             kind = type(dataset[0]).__name__ if len(dataset) else "nothing"
             raise TypeError(f"PaddedLoader: dataset must have graphs of class Data, got {kind}")
-        self._template = _Template(dataset)
+        self._device = None if device is None else as_device("PaddedLoader", device)
+        if self._device is not None and kwargs.get("num_workers"):
+            raise ValueError("PaddedLoader: device must be None with num_workers, since worker processes have no GPU")
+        if self._device is not None:
+            kwargs["pin_memory"] = False  # nothing is left to be copied
+        template = _Template(dataset, exclude_keys or ())
+        self._kept: Optional[PackedData] = None
+        self.not_packed = "packed=False" if not packed else "num_workers" if kwargs.get("num_workers") else None
+        if self.not_packed is None:
+            self._kept, self.not_packed = _packed(dataset, template, follow_batch, exclude_keys, self._device)
         if sizes is None:
-            self.sizes = choose_sizes(*_counts(dataset), batch_size, most=most, waste=waste)
+            self.sizes = choose_sizes(*_counts(dataset, self._kept), batch_size, most=most, waste=waste)
         else:
             self.sizes = Sizes([Size(*size) for size in sorted(sizes)])
         super().__init__(dataset, batch_size, shuffle, follow_batch, exclude_keys, **kwargs)
-        self.collate_fn = _Collate(self._template, self.sizes, batch_size, follow_batch, exclude_keys)
+        self.collate_fn = _Collate(template, self.sizes, batch_size, follow_batch, exclude_keys)
+
+    def _get_iterator(self) -> Iterator[Batch]:
+        if self._kept is not None and self._kept.watched.has_changed():
+            template = _Template(self.dataset, self.exclude_keys or ())
+            settings = (self.follow_batch, self.exclude_keys, self._device)
+            self._kept, self.not_packed = _packed(self.dataset, template, *settings)
+            self.collate_fn = self.collate_fn.of(template)
+        found = super()._get_iterator()
+        if self._kept is not None or self._device is not None:  # so there are no worker processes
+            found._dataset_fetcher = Fetcher(self._fetch)
+        return found
+
+    def _fetch(self, ids: Sequence[int]) -> Batch:
+        if self._kept is not None:
+            return self._kept.batch(ids, self.collate_fn.size_of, self.collate_fn.graphs)
+        batch = self.collate_fn([self.dataset[place] for place in ids])
+        return batch if self._device is None else batch.to(self._device, non_blocking=True)
+
+
+def _packed(dataset: Any, template: _Template, *settings: Any) -> tuple[Optional[PackedData], Optional[str]]:
+    """The packed data set, or why there is none."""
+    try:
+        return PackedData(dataset, template.made, *settings), None
+    except NotPacked as reason:
+        return None, str(reason)
 
 
 def _settings(loader: torch.utils.data.DataLoader) -> tuple[Any, int, Any, Any, dict[str, Any]]:
@@ -104,12 +154,14 @@ def _settings(loader: torch.utils.data.DataLoader) -> tuple[Any, int, Any, Any, 
     )
 
 
-def _counts(dataset: Any) -> tuple[list[int], list[int]]:
+def _counts(dataset: Any, packed: Optional[PackedData]) -> tuple[list[int], list[int]]:
     """Numbers of nodes and edges of the graphs of a data set, or of some."""
     places = range(len(dataset))
     if len(dataset) > _SAMPLE:
         drawn = torch.Generator().manual_seed(0)
         places = torch.randperm(len(dataset), generator=drawn)[:_SAMPLE].tolist()
+    if packed is not None:
+        return [packed.nodes[place] for place in places], [packed.edges[place] for place in places]
     graphs = [dataset[place] for place in places]
     return [graph.num_nodes for graph in graphs], [graph.num_edges for graph in graphs]
 
@@ -117,12 +169,13 @@ def _counts(dataset: Any) -> tuple[list[int], list[int]]:
 class _Template:
     """What the graphs of a data set look like, and a graph of padding that looks alike."""
 
-    def __init__(self, dataset: Any):
+    def __init__(self, dataset: Any, exclude_keys: Sequence[str]):
         looked = [dataset[place] for place in range(min(len(dataset), _LOOKED_AT))]
         self.graph = looked[0]
         if "edge_index" not in self.graph:
             raise TypeError("PaddedLoader: graphs must have an edge_index")
-        self.levels = {name: _level(name, looked) for name in self.graph.to_dict() if name != "edge_index"}
+        names = [name for name in self.graph.to_dict() if name != "edge_index" and name not in exclude_keys]
+        self.levels = {name: _level(name, looked) for name in names}
         if "node" not in self.levels.values() and "num_nodes" not in self.levels:
             raise TypeError("PaddedLoader: graphs must have a node attribute or num_nodes")
 
@@ -149,6 +202,8 @@ def _level(name: str, graphs: list[Data]) -> str:
     values = [graph[name] for graph in graphs]
     if not all(isinstance(value, Tensor) and value.dim() for value in values):
         return "graph"
+    if any(value.layout is not torch.strided for value in values):
+        raise ValueError(f"PaddedLoader: {name} must be a dense tensor, got {values[0].layout}: it cannot be padded")
     lengths = [value.size(graph.__cat_dim__(name, value) or 0) for value, graph in zip(values, graphs, strict=True)]
     of_nodes = lengths == [graph.num_nodes for graph in graphs]
     of_edges = lengths == [graph.num_edges for graph in graphs]
@@ -169,16 +224,23 @@ class _Collate:
         self.template, self.sizes, self.graphs = template, sizes, graphs
         self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
 
+    def of(self, template: _Template) -> _Collate:
+        """The same for graphs that look like others."""
+        return _Collate(template, self.sizes, self.graphs, self.follow_batch, self.exclude_keys)
+
+    def size_of(self, nodes: int, edges: int) -> Size:
+        """The size to which a batch is filled, its own if it is larger than all sizes."""
+        return self.sizes.fit(nodes, edges) or Size(nodes, edges)
+
     def __call__(self, graphs: list[Data]) -> Batch:
         nodes, edges = sum(graph.num_nodes for graph in graphs), sum(graph.num_edges for graph in graphs)
-        size = self.sizes.fit(nodes, edges) or Size(nodes, edges)
+        size = self.size_of(nodes, edges)
         empty = [self.template.made(0, 0) for _ in range(self.graphs - len(graphs))]
         padding = self.template.made(size.nodes - nodes, size.edges - edges)
         batch = Batch.from_data_list([*graphs, *empty, padding], self.follow_batch, self.exclude_keys)
-        for name, real, count in zip(
-            MASKS, (nodes, edges, len(graphs)), (*size, len(graphs) + len(empty) + 1), strict=True
-        ):
-            batch[name] = torch.arange(count) < real
+        counts, real = (*size, len(graphs) + len(empty) + 1), (nodes, edges, len(graphs))
+        for name, count, of in zip(MASKS, counts, real, strict=True):
+            batch[name] = torch.arange(count) < of
         return batch
 
 

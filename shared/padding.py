@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .graph_checks import compiling
+
 __all__ = ["BatchNorm1d", "Size", "Sizes", "choose_sizes", "convert_batchnorm", "pad_edges", "real_rows"]
 
 LEAST_NODES = 2  # of the padding: its edges are no self loops, which some layers would replace
@@ -155,7 +157,8 @@ def pad_edges(nodes: int, edges: int) -> Tensor:
         raise ValueError(f"pad_edges: nodes must be at least {LEAST_NODES}, got {nodes}")
     ids = torch.arange(edges)
     src = ids % nodes
-    return torch.stack((src, (src + 1 + ids // nodes % (nodes - 1)) % nodes))
+    steps = ids // nodes + 1 if edges <= nodes * (nodes - 1) else ids // nodes % (nodes - 1) + 1
+    return torch.stack((src, (src + steps) % nodes))
 
 
 # Norms ---------------------------------------------------------------------------------------------------------------
@@ -222,6 +225,8 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
                 f"BatchNorm1d: input must have as many rows as the batch has nodes, edges or graphs, {sizes}, got "
                 f"{len(input)}"
             )
+        if input.device.type == "cpu" and not compiling() and type(input) is Tensor:
+            return self._of_rows(input, real)
         wide = torch.promote_types(input.dtype, torch.float32)
         rows, real = input.to(wide), real.unsqueeze(1)
         count = real.sum().to(wide)
@@ -234,6 +239,36 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
         if self.weight is not None:
             out = out * self.weight + self.bias
         return out.to(input.dtype)
+
+    def _of_rows(self, input: Tensor, real: Tensor) -> Tensor:
+        """The same on the CPU, where the real rows can be counted and torch's own norm of them is faster."""
+        count = int(real.sum())
+        begins = bool(real[:count].all())  # as in batches of a PaddedLoader
+        places = None if begins else torch.cat((real.nonzero().squeeze(1), (~real).nonzero().squeeze(1)))
+        rows = input if begins else input.index_select(0, places)
+        rows, rest = rows.split([count, len(rows) - count])
+        out, mean, scale = torch.native_batch_norm(
+            rows,
+            self.weight,
+            self.bias,
+            self.running_mean if self.training else None,
+            self.running_var if self.training else None,
+            True,
+            self._share_of_this_batch(),
+            self.eps,
+        )
+        padded = (rest.to(mean.dtype) - mean) * scale
+        if self.weight is not None:
+            padded = padded * self.weight + self.bias
+        out = torch.cat((out, padded.to(out.dtype)))
+        return out if begins else torch.empty_like(out).index_copy(0, places, out)
+
+    def _share_of_this_batch(self) -> float:
+        """The share of a batch's statistics in the running ones, after it is counted."""
+        if not self.training or self.num_batches_tracked is None:
+            return 0.0
+        self.num_batches_tracked.add_(1)
+        return 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
 
     def _follow(self, mean: Tensor, variance: Tensor) -> None:
         with torch.no_grad():

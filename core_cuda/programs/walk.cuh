@@ -109,28 +109,40 @@ __device__ __forceinline__ void shares_add(A (&x)[kCount], unsigned team) {
   }
 }
 
-// The extremum of a row, the edge that it comes from, and how many edges have it: 0 before the first one and where it
-// is NaN.
-template <bool kMax, class A>
+// Whether x counts as equal to an extremum (tolerance() of shared/programs/ops.py).
+template <bool kNear, class A>
+__device__ __forceinline__ bool is_near(A x, A best) {
+  constexpr A kTolerance = sizeof(A) == 8 ? A(0x1p-46) : A(0x1p-17);
+  return kNear && fabs(x - best) < kTolerance * fabs(best);
+}
+// The extremum of a row, the edge that it comes from, and a count: twice the number of edges that count as equal to it,
+// and 1 if several are equal; 0 before the first one and where it is NaN.
+template <bool kMax, bool kNear, class A>
 __device__ __forceinline__ void take_best(A x, int64_t id, A& best, int64_t& at, int& count) {
   const bool better = kMax ? x > best : x < best;
   if (better || x != x || (count == 0 && best == best)) {
-    best = x, at = id, count = x == x;
+    count = x != x ? 0 : is_near<kNear>(x, best) ? 2 + (count & ~1) : 2;
+    best = x, at = id;
   } else if (x == best) {
-    ++count;
+    count = (count + 2) | 1;
+  } else if (is_near<kNear>(x, best)) {
+    count += 2;
   }
 }
-template <bool kMax, class A>
+template <bool kMax, bool kNear, class A>
 __device__ __forceinline__ void merge_best(A x, int64_t id, int n, A& best, int64_t& at, int& count) {
   const bool better = kMax ? x > best : x < best;
   if (better || x != x) {
-    best = x, at = id, count = n;
+    count = is_near<kNear>(x, best) ? n + (count & ~1) : n;
+    best = x, at = id;
   } else if (x == best) {
-    count += n;
+    count = ((count & ~1) + n) | 1;
+  } else if (is_near<kNear>(x, best)) {
+    count += n & ~1;
   }
 }
 __device__ __forceinline__ int64_t argument(int64_t at, int count) {
-  return count == 1 ? at : -static_cast<int64_t>(count);
+  return count & 1 ? -static_cast<int64_t>(count >> 1) : count ? at : 0;
 }
 
 // Takes x to exponentials that are relative to their maximum: the sums so far are to be multiplied by `less`, and x

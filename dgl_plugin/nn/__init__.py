@@ -1,6 +1,7 @@
 """``dgl.nn`` with layers that run on edgeless' kernels in place of DGL's.
 
-Every other name is DGL's own object, here and in submodules such as ``edgeless.dgl.nn.pytorch``.
+Layers without kernels of their own have their messages generated where a program can compute them, and run as DGL's
+elsewhere. Every other name is DGL's own object, here and in submodules such as ``edgeless.dgl.nn.pytorch``.
 """
 
 from edgeless.backends import register_family, register_layer
@@ -8,6 +9,7 @@ from edgeless.stand_in import stand_in
 
 from .. import ops as _ops  # noqa: F401  registers the replaced functions of dgl.ops, which dgl.nn exports too
 from .._framework import stock, stock_hetero, stock_linear
+from ..generated import class_to_swap, generated_class, passes_messages
 from .agnnconv import AGNNConv
 from .dotgatconv import DotGatConv
 from .gatconv import GATConv
@@ -45,5 +47,23 @@ register_layer(stock_hetero.HeteroGraphConv, HeteroGraphConv)
 register_layer(stock.RelGraphConv, RelGraphConv)
 register_layer(stock.SAGEConv, SAGEConv)
 register_layer(stock_linear.TypedLinear, TypedLinear)
-register_family("dgl", lambda module: type(module).__module__.startswith("dgl.nn.pytorch.conv."))
+
+# DGL's layers without kernels of their own, whose messages are generated.
+_GENERATED = [
+    *("APPNPConv", "AtomicConv", "CFConv", "ChebConv", "DGNConv", "EGATConv", "EGNNConv", "EdgeConv", "EdgeGATConv"),
+    *("EdgeWeightNorm", "GCN2Conv", "GINEConv", "GMMConv", "GatedGCNConv", "GatedGraphConv", "NNConv", "PNAConv"),
+    *("SGConv", "TAGConv", "TWIRLSConv"),
+]
+for _name in _GENERATED:
+    if (_stock := getattr(stock, _name, None)) is not None:  # not every version of DGL has them all
+        globals()[_name] = generated_class(_stock, __name__)
+        register_layer(_stock, globals()[_name])
+        __all__.append(_name)
+
+
+def _is_layer(module) -> bool:
+    return type(module).__module__.startswith("dgl.nn.pytorch.conv.") or passes_messages(type(module))
+
+
+register_family("dgl", _is_layer, class_to_swap)
 stand_in(__name__, "dgl.nn")

@@ -79,8 +79,7 @@ class Block:
         by_row = src.movedim(dim, 0)
         flat = by_row.reshape(self.edges, math.prod(by_row.shape[1:])).contiguous()
         sums = _SUM(flat, None, None, None, self._csr, [], src.dtype, [])
-        # No view: a result of autograd's function may be written over.
-        sums = torch.ops.aten._unsafe_view(sums, [self.count, *by_row.shape[1:]])
+        sums = ops.shaped(sums, [self.count, *by_row.shape[1:]])
         return sums.movedim(0, dim).clone() if dim else sums
 
     def by_edge(self, x: Tensor, dim: int) -> Tensor:

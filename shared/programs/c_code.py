@@ -21,6 +21,7 @@ from .c_products import Product, product_of, product_text, total_text
 from .c_types import bytes_of, literal, memory_type, scalar_type, suffix
 from .items import NotLowered, Operand
 from .loops import Accumulate, Arranged, Buffer, DrawLoop, EdgeResult, Fold, Let, Loop, Statement, Store, TotalArray
+from .ops import tolerance
 from .scalar_texts import TEXTS
 
 _TILE, _TILE_BYTES, _MOST_BYTES = 8, 48 << 10, 1 << 19
@@ -224,9 +225,9 @@ class _Writer:
             self.line(f"if (begin == end) for (int k = 0; k < {n}; ++k) {name}[k] = 0;")
         if fold.argument is not None:
             self.begin(f"for (int k = 0; k < {n}; ++k)")
-            self.line(f"const int count = {name}[k] == {name}[k] ? {name}_n[k] : 0;")
+            self.line(f"const int count = begin < end && {name}[k] == {name}[k] ? {name}_n[k] : 1;")
             self.line(f"const long at = begin + {name}_p[k];")
-            self.line(f"{fold.argument.name}[k] = count == 1 ? (ids ? (long)ids[at] : at) : -(long)count;")
+            self.line(f"{fold.argument.name}[k] = count & 1 ? -(long)(count >> 1) : (ids ? (long)ids[at] : at);")
             self.end()
         if fold.node is not None:
             for b in filter(None, (fold.best, fold.argument)):
@@ -392,9 +393,12 @@ class _Writer:
             text = _CHOICES[op] if fold.best.dtype.is_floating_point else TEXTS[op]
             self.line(f"{at} = {text.format(value, at, m=suffix(fold.best.dtype))};")
             return
-        n, p = f"{fold.best.name}_n[{index}]", f"{fold.best.name}_p[{index}]"
+        # n: twice the number of edges within the tolerance of the extremum, and 1 if several are equal to it.
+        n, p, m = f"{fold.best.name}_n[{index}]", f"{fold.best.name}_p[{index}]", suffix(fold.best.dtype)
+        least = literal(tolerance(fold.best.dtype), fold.best.dtype)
         self.line(f"{{ const int more = ({value} {sign} {at}) | ({value} != {value}), same = {value} == {at};")
-        chosen = f"el_where{suffix(fold.best.dtype)}(more, {value}, {at})"
-        chosen = chosen if fold.best.dtype.is_floating_point else f"more ? {value} : {at}"
-        self.line(f"  {at} = {chosen}; {n} = more ? 1 : {n} + same;")
+        self.line(f"  const int near = fabs{m}({value} - {at}) < {least} * fabs{m}({at});")
+        kept = f"({n} & ((more - 1) | (-near & -2)))"  # a larger one keeps those that are near to it
+        self.line(f"  {n} = ({kept} + ((more | same | near) << 1)) | same;")
+        self.line(f"  {at} = el_where{m}(more, {value}, {at});")
         self.line(f"  {p} = more | same ? (int)(p0 - begin) + s : {p}; }}")

@@ -327,4 +327,6 @@ def _item_shape(node: Node) -> tuple[int, ...]:
 
 def _placed(rows: Tensor, dim: int) -> Tensor:
     """Rows ``[R, *item]`` as the value of a sink, whose rows may be in another dimension."""
-    return rows.movedim(0, dim).squeeze(dim + 1).contiguous() if dim else rows.squeeze(1)
+    if not dim:
+        return ops.shaped(rows, [n for d, n in enumerate(rows.shape) if d != 1 or n != 1])
+    return rows.movedim(0, dim).squeeze(dim + 1).clone(memory_format=torch.contiguous_format)

@@ -28,6 +28,7 @@ from .cuda_parts import (
     Text,
     Value,
     literal,
+    stored_type,
     value_type,
 )
 from .cuda_tiles import Tiles
@@ -148,7 +149,8 @@ class _Writer(Registers):
         of = item.args[-1].dtype if item.op != "cast" else item.dtype
         double = "" if of is torch.float64 else "f"
         texts = [
-            TEXTS[item.op].format(*names, m=double, type=kind) for names in zip(*(a.names for a in args), strict=True)
+            TEXTS[item.op].format(*names, m=double, type=kind, stored=stored_type(item.dtype))
+            for names in zip(*(a.names for a in args), strict=True)
         ]
         if item.op == "div" and kind == "float":
             above, below = args

@@ -29,6 +29,7 @@ from .cuda_tile_text import TileText
 from .items import Folded, Item, NotLowered, Reduce, Reshape, View
 from .lane_tables import flat, unflat
 from .online import Online
+from .ops import tolerance
 
 NAMESPACE = "walk"  # replaced by one that tells texts apart
 MOST_LINES = 1000  # for an edge
@@ -78,11 +79,14 @@ def _state(writer: _Writer, fold: Folded, arg: Optional[Folded]) -> State:
                 lines.append(f"{{ const {kind} x = {x}; if (x {more} {name}[{i}] || x != x) {name}[{i}] = x; }}")
             else:
                 writer.uses_id = True
-                lines.append(
-                    f"take_best<{str(more == '>').lower()}>({kind}({x}), id_[u], {name}[{i}], {name}at[{i}], "
-                    f"{name}count[{i}]);"
-                )
+                x = f"value_of(stored<{stored_type(fold.dtype)}>({x}))"  # equal is what is equal as it is stored
+                lines.append(f"take_best<{_extreme(fold)}>({x}, id_[u], {name}[{i}], {name}at[{i}], {name}count[{i}]);")
     return state
+
+
+def _extreme(fold: Folded) -> str:
+    """The options of an extremum: whether it is a maximum, and whether edges within a tolerance count as equal."""
+    return f"{str(fold.reduce == 'amax').lower()}, {str(tolerance(fold.dtype) > 0).lower()}"
 
 
 def _online(writer: _Writer, fold: Folded, made: Online, states: list[State]) -> State:
@@ -405,5 +409,5 @@ struct Walk : Lane<Args> {{
         more = ">" if s.fold.reduce == "amax" else "<"
         if s.arg is None:
             return f"if ({b}[{i}] {more} {a}[{i}] || {b}[{i}] != {b}[{i}]) {a}[{i}] = {b}[{i}];"
-        high = str(more == ">").lower()
-        return f"merge_best<{high}>({b}[{i}], {b}at[{i}], {b}count[{i}], {a}[{i}], {a}at[{i}], {a}count[{i}]);"
+        pairs = f"{b}[{i}], {b}at[{i}], {b}count[{i}], {a}[{i}], {a}at[{i}], {a}count[{i}]"
+        return f"merge_best<{_extreme(s.fold)}>({pairs});"

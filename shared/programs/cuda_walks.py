@@ -22,6 +22,7 @@ from .cuda_text import NAMESPACE
 from .items import Folded, Item, NotLowered, Operand, RowRead
 from .lower import Lowered, lower
 from .online import Online, online
+from .ops import shaped
 from .rules import space_of
 from .schedule import Walk
 from .spaces import Sizes
@@ -111,7 +112,7 @@ class CudaWalk:
                 found = (found, None if arg is None else _with_rows(made[id(arg)], arg, node, rows))
             results[node] = found
         for total in self.lowered.totals:
-            results[total.node] = made[id(total.source)].view(total.shape).to(total.dtype)
+            results[total.node] = shaped(made[id(total.source)], total.shape).to(total.dtype)
         for node, item in self.lowered.by_edge:
             results[node] = _with_rows(made[id(item)], item, node, edges)
         return [results[sink] for sink in self.walk.sinks]
@@ -225,7 +226,10 @@ def _launch(header: str, expression: str, grid: Sequence[int], words: bytes, str
 def _with_rows(flat: Tensor, item: Item, node: Node, rows: int) -> Tensor:
     """A result in its shape, in which the rows are in the dimension of their space."""
     dim = space_of(node).dim
-    return flat.view(rows, *item.shape).movedim(0, dim).flatten(dim, dim + 1).contiguous()
+    if not dim:
+        return shaped(flat, [rows * item.shape[0], *item.shape[1:]])
+    apart = flat.view(rows, *item.shape).movedim(0, dim).flatten(dim, dim + 1)
+    return apart.clone(memory_format=torch.contiguous_format)
 
 
 def _aligned(x: Tensor, item: Operand) -> Tensor:
@@ -247,3 +251,5 @@ def cuda_walk(walk: Walk, sizes: Sizes, needed: set[Node], device: torch.device)
         return CudaWalk(walk, sizes, needed)
     except NotLowered as error:
         return str(error)
+    except Exception as error:  # whatever the lowering breaks at, the interpreter runs
+        return f"it cannot be compiled, {type(error).__name__}: {str(error)[:160]}"

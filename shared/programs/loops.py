@@ -42,7 +42,8 @@ class Fold:
     Attributes:
         best: has the result after the pass; a row without edges has 0, or 1 for a product.
         argument: of an extremum whose argument is read, int64: the id of the single edge that has the extremum, or
-            minus their number where they are several, or 0 where there are none or the extremum is NaN.
+            minus the number of those within its tolerance where several have it, or 0 where there are none or the
+            extremum is NaN.
         node: the sink that ``best`` is stored for, or None; ``argument`` belongs to the same sink.
     """
 

@@ -126,15 +126,12 @@ def _flip(low: _Lowering, node: Node, given):
 @views("repeat")
 def _repeat(low: _Lowering, node: Node, given):
     x, shape = given(node.args[0]), low.item_shape(node)
-    first, base = len(shape) - len(x.shape), x.shape
-
-    def at(index):
-        return [
-            Index() if n == 1 else i if n == m else i.divided(n)[1]
-            for i, n, m in zip(index[first:], base, shape[first:])
-        ]
-
-    return View(shape, x.dtype, x, at)
+    once, several = [], []
+    for n, m in zip([1] * (len(shape) - len(x.shape)) + list(x.shape), shape):
+        apart = n not in (1, m)
+        once += [1, n] if apart else [n]
+        several += [m // n, n] if apart else [m]
+    return reshape(expand(reshape(x, once), several), shape)
 
 
 # Arrays of parts ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ blocks; here they are whole, which second derivatives and tests use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,13 @@ dropout_scale = torch.ops.edgeless_programs.dropout_scale.default
 EXTREMA = ("amax", "amin")
 
 
+def shaped(owned: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor that nobody else has in another shape, as no view: a result of autograd's function may be written over,
+    which a view forbids.
+    """
+    return torch.ops.aten._unsafe_view(owned, list(shape))
+
+
 def expanded(index: Tensor, like: Tensor, dim: int) -> Tensor:
     """An index ``[E]`` in the shape of ``like``, whose rows are in ``dim``; int64."""
     shape = [1] * like.dim()
@@ -50,17 +59,34 @@ def fold_rows(src: Tensor, index: Tensor, dim: int, rows: int, reduce: str) -> T
     return out.scatter_reduce_(dim, expanded(index, src, dim), src, reduce, include_self=reduce == "prod")
 
 
+def tolerance(dtype: torch.dtype) -> float:
+    """By how much, relative to an extremum, messages may be off that count as equal to it: a few roundings."""
+    return 64 * torch.finfo(dtype).eps if dtype.itemsize > 2 else 0.0
+
+
+def is_extreme(src: Tensor, best: Tensor) -> Tensor:
+    """Whether messages are equal to an extremum, or in more than 16 bits within its :func:`tolerance`."""
+    equal = src == best
+    if src.element_size() > 2:
+        equal = equal | ((src - best).abs() < tolerance(src.dtype) * best.abs())
+    return equal
+
+
 def argument_rows(src: Tensor, best: Tensor, index: Tensor, ids: Tensor, dim: int) -> Tensor:
-    """The id of the edge that an extremum comes from, or, where several edges share it, minus their number.
+    """The id of the edge that an extremum comes from, or, where several edges are equal to it, minus the number of
+    those within its tolerance.
 
     A backward that compared a message, computed anew, with its maximum would find nothing where the two are rounded
-    differently. It looks at the argument instead, and compares only where edges are equal anyway.
+    differently. It looks at the argument instead, and compares only where edges are equal anyway. What it then finds
+    equal is what was counted here, so that the shares of a gradient sum to 1.
     """
-    winners = src == best.index_select(dim, index)
-    count = torch.zeros_like(best, dtype=torch.int64).index_add_(dim, index, winners.long())
+    zeros, own = torch.zeros_like(best, dtype=torch.int64), best.index_select(dim, index)
+    winners = src == own
+    count = zeros.index_add(dim, index, winners.long())
     edges = torch.where(winners, expanded(ids, src, dim), 0)
-    found = torch.zeros_like(count).index_add_(dim, index, edges)  # of a single winner it is the sum
-    return torch.where(count == 1, found, -count)
+    found = zeros.index_add(dim, index, edges)  # of a single winner it is the sum
+    alike = zeros.index_add(dim, index, is_extreme(src, own).long()) if src.element_size() > 2 else count
+    return torch.where(count == 1, found, -alike)
 
 
 def share_rows(src: Tensor, best: Tensor, arg: Tensor, ids: Tensor) -> Tensor:
@@ -69,13 +95,10 @@ def share_rows(src: Tensor, best: Tensor, arg: Tensor, ids: Tensor) -> Tensor:
     ``best`` and ``arg`` are those of the edge's row. Equal edges get equal parts, of which, as in
     ``torch.scatter_reduce`` into zeros, the zeros themselves keep one if the extremum is 0. Messages that are computed
     again may be rounded differently, so a few roundings are allowed, but not in 16 bits: those hide most of them, and
-    many messages are one rounding below the extremum.
+    many messages are one rounding below the extremum. :func:`argument_rows` has counted by the same rule.
     """
     ids = ids.view([-1 if n == ids.numel() and d == _rows_of(src, ids) else 1 for d, n in enumerate(src.shape)])
-    equal = src == best
-    if src.element_size() > 2:
-        equal = equal | ((src - best).abs() <= 64 * torch.finfo(src.dtype).eps * best.abs())
-    wins = torch.where(arg >= 0, arg == ids, equal)
+    wins = torch.where(arg >= 0, arg == ids, is_extreme(src, best))
     count = torch.where(arg >= 0, 1, -arg) + (best == 0)
     return torch.where(wins, 1.0, 0.0).to(src.dtype) / count.clamp(min=1)
 
@@ -92,7 +115,7 @@ def scale_rows(like: Tensor, seed: Tensor, ids: Tensor, key: int, p: float) -> T
     width = like.shape[1:].numel()
     groups = torch.arange((width + 3) // 4, device=ids.device) + (key << 24)
     counters = ids.view(-1, 1).expand(-1, groups.numel())
-    draws = torch.stack(_philox(int(seed), counters, groups), dim=2).view(ids.numel(), -1)[:, :width]
+    draws = torch.stack(_philox(int(seed), counters, groups), dim=2).view(ids.numel(), 4 * groups.numel())[:, :width]
     kept = draws >= int(p * 2**32)
     return (kept.to(like.dtype) / (1.0 - p) if p < 1 else torch.zeros_like(kept, dtype=like.dtype)).view(like.shape)
 

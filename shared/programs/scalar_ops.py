@@ -14,6 +14,7 @@ from typing import Any, Union
 import torch
 
 from .items import Item, NotLowered, apply, cast, number
+from .ops import tolerance
 
 Value = Union[Item, int, float, bool]
 OPS: dict[str, Callable[..., Item]] = {}
@@ -376,10 +377,11 @@ def _remainder(a, b):
 def share(src: Item, best: Item, arg: Item, edge_id: Item) -> Item:
     """:func:`edgeless.programs.ops.share_rows` for one edge."""
     single = compare("ge", arg, 0)
-    equal = compare("eq", src, best)
-    if src.dtype.itemsize > 2:
-        near = compare("le", _abs(sub(src, best)), mul(_abs(best), 64 * torch.finfo(src.dtype).eps))
-        equal = apply("or", equal, near)
+    if src.dtype.itemsize == 2:
+        equal = compare("eq", apply("rounded", src), best)
+    else:
+        near = compare("lt", _abs(sub(src, best)), mul(_abs(best), tolerance(src.dtype)))
+        equal = apply("or", compare("eq", src, best), near)
     wins = apply("where", single, compare("eq", arg, edge_id), equal, dtype=torch.bool)
     count = add(where(single, 1, apply("neg", arg)), cast(compare("eq", best, 0), torch.int64))
     return div(where(wins, 1.0, 0.0, src.dtype), cast(_clamp_min(count, 1), src.dtype))

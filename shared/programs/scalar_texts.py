@@ -26,6 +26,7 @@ TEXTS: dict[str, str] = {
     "not": "!{0}",
     "where": "({0} ? {1} : {2})",
     "cast": "({type}){0}",
+    "rounded": "value_of(stored<{stored}>({0}))",  # to the 16 bits of its dtype; in CUDA only
     "exp": "el_exp{m}({0})",
     "log": "el_log{m}({0})",
     "log1p": "el_log1p{m}({0})",

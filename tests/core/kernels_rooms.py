@@ -39,6 +39,7 @@ KERNELS = [
     Kernel("graph/radix_sort.cuh", f"{CUDA}::sort_places_kernel"),
     Kernel("graph/radix_sort.cuh", f"{CUDA}::sort_pass_kernel<int32_t, uint32_t>"),
     Kernel("graph/radix_sort.cuh", f"{CUDA}::sort_pass_kernel<int64_t, uint64_t>"),
+    Kernel("packed/gather.cuh", f"{CUDA}::gather_packed_kernel"),
     Kernel("pair_attention/cuda/by_src.cuh", f"{CUDA}::pair_by_src_kernel<__half, 8, 4, false>"),
     Kernel("pair_attention/cuda/forward.cuh", f"{CUDA}::pair_forward_kernel<float, 16, 8, true>"),
     Kernel("pair_attention/cuda/merge.cuh", f"{CUDA}::merge_by_src_kernel<__half>"),

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from test_programs import arguments
+from test_programs import BY_ROUNDING, arguments, error_of_gated_maxima
 
 from edgeless import Graph
 from edgeless.formats import CSR
@@ -65,7 +65,14 @@ def per_edge(sizes, ends, ids, seed, x, e, w, kind):
     return (torch.nn.functional.softplus(x[ends[0]] @ w - x[ends[1]]).view(-1, 4, WIDTH // 4).sum(1),)
 
 
-FUNCTIONS = [gated, narrow_features, attention, largest, smallest_and_parts, by_type, batches, per_edge]
+def repeats(sizes, ends, ids, seed, x, e, w, kind):
+    """Rows of which every number stands there several times in a row and in turn."""
+    few = x[ends[0]][:, :2] * e[:, :2]
+    both = few.repeat(1, WIDTH // 2) + (e[:, :1] + x[ends[1]][:, :1]).repeat(1, WIDTH)
+    return (reduced(both, ends[1], sizes.destinations), few.repeat(2, 1, 1).sum(0))
+
+
+FUNCTIONS = [gated, narrow_features, attention, largest, smallest_and_parts, by_type, batches, per_edge, repeats]
 
 
 def inputs(dtype=torch.float64, seed=0):
@@ -167,6 +174,18 @@ def test_equal_messages_share_a_gradient(now):
         expected = results(program)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_shares_of_messages_that_are_almost_equal_sum_to_one(dtype, now):
+    assert error_of_gated_maxima(dtype) < BY_ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("function", [gated, per_edge])
+def test_results_are_no_views(function, now):
+    ends, tensors = inputs()
+    found = program_of(function)(Graph.from_edge_index(ends, NODES, NODES), tensors)[0]
+    assert not found._is_view()  # else nobody could write over it
 
 
 def test_nan_and_infinities_stay(now):

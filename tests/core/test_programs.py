@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from edgeless import Graph
-from edgeless.programs import EDGE, FIRST, NODE, SOURCE, Argument, ProgramCache, Refused, Sizes, Space
+from edgeless.programs import DESTINATION, EDGE, FIRST, NODE, SOURCE, Argument, ProgramCache, Refused, Sizes, Space
 from edgeless.programs.blocks import Block, blocks_of
 from edgeless.programs.checking import check
 from edgeless.programs.keys import function_key, value_key
 from edgeless.programs.landing import land
-from edgeless.programs.ops import share_rows
+from edgeless.programs.ops import argument_rows, scale_rows, share_rows
 from edgeless.programs.program import Program
 
 NODES, EDGES = 12, 50
@@ -223,6 +223,61 @@ def test_equal_maxima_of_long_rows_are_those_of_the_layer(dtype):
     for mine, exact in zip(found[:2], found[2:], strict=True):
         eps = torch.finfo(dtype).eps
         assert float((mine.detach().double() - exact).norm() / exact.norm()) <= 2 * eps
+
+
+def gated_maxima(sizes, ends, ids, seed, x, y):
+    """Maxima of gates that are 1, or a few roundings less, times a number of the node."""
+    messages = torch.sigmoid(x[ends[0]] + y[ends[1]]) * y[ends[1]]
+    index = ends[1].view(-1, 1).expand(-1, x.size(1))
+    return (x.new_zeros(sizes.destinations, x.size(1)).scatter_reduce(0, index, messages, "amax", include_self=False),)
+
+
+def error_of_gated_maxima(dtype, device="cpu"):
+    """By how much the gradient of the node's number is off, relative by norm; every edge is there twice."""
+    g = torch.Generator().manual_seed(2)
+    ends = torch.stack([torch.randint(n, (450,), generator=g) for n in (300, 4)]).repeat(1, 2)
+    x, y = (4 * torch.randn(300, 8, generator=g)).to(dtype), torch.rand(4, 8, generator=g).to(dtype)
+    weights = torch.rand(4, 8, generator=g).to(dtype)
+    program = Program(
+        gated_maxima, arguments(("x", x, Space(SOURCE, 0)), ("y", y, Space(DESTINATION, 0))), False, 1, [3, 4]
+    )
+    graph = Graph.from_edge_index(ends.to(device), 300, 4)
+    given = [t.to(device).requires_grad_() for t in (x, y)]
+    (found,) = torch.autograd.grad(program(graph, given)[0], given[1], weights.to(device))
+    exact = [t.double().requires_grad_() for t in (x, y)]
+    (right,) = torch.autograd.grad(
+        gated_maxima(Sizes(300, 4, 900), ends, None, None, *exact), exact[1], weights.double()
+    )
+    return float((found.cpu().double() - right).norm() / right.norm())
+
+
+BY_ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+@pytest.mark.parametrize("dtype", BY_ROUNDING)
+def test_shares_of_messages_that_are_almost_equal_sum_to_one(dtype):
+    assert error_of_gated_maxima(dtype) < BY_ROUNDING[dtype]
+
+
+def test_almost_equal_messages_are_counted_where_others_are_equal():
+    above = 1 + torch.finfo(torch.float32).eps
+    src = torch.tensor([[above], [1.0], [above], [0.5], [3.0], [float("nan")]])
+    index = torch.tensor([0, 0, 0, 0, 1, 2])
+    best = torch.tensor([[above], [3.0], [float("nan")]])
+    assert argument_rows(src, best, index, torch.arange(6), 0).view(-1).tolist() == [-3, 4, 0]
+    arg = torch.tensor([-3] * 4).view(4, 1)
+    shares = share_rows(src[:4], best[index[:4]], arg, torch.arange(4))
+    assert shares.view(-1).tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    infinite = torch.tensor([[float("inf")], [float("inf")], [1.0]])
+    arg = argument_rows(infinite, infinite[:1], torch.zeros(3, dtype=torch.int64), torch.arange(3), 0)
+    assert arg.tolist() == [[-2]]
+    shares = share_rows(infinite, infinite[:1].expand(3, 1), arg.expand(3, 1), torch.arange(3))
+    assert shares.view(-1).tolist() == [0.5, 0.5, 0]
+
+
+def test_dropout_of_no_edges():
+    ids = torch.zeros(0, dtype=torch.int64)
+    assert scale_rows(torch.zeros(0, 3), torch.tensor([1]), ids, 1, 0.5).shape == (0, 3)
 
 
 def test_keys_hold_contents():

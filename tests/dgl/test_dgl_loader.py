@@ -102,3 +102,99 @@ def test_other_loaders_are_dgls_own():
     import edgeless.dgl.dataloading
 
     assert edgeless.dgl.dataloading.NeighborSampler is dgl.dataloading.NeighborSampler
+
+
+# Packed arrays -------------------------------------------------------------------------------------------------------
+
+
+def assert_same(mine, theirs):
+    """All parts of two batches, bit by bit."""
+    graph, like = mine[0], theirs[0]
+    assert len(mine) == len(theirs) and graph.idtype == like.idtype
+    assert graph.formats() == like.formats() and graph.num_nodes() == like.num_nodes()
+    pairs = [*zip(graph.edges(order="eid"), like.edges(order="eid"), strict=True)]
+    pairs += [(graph.batch_num_nodes(), like.batch_num_nodes()), (graph.batch_num_edges(), like.batch_num_edges())]
+    for one, other in ((graph.ndata, like.ndata), (graph.edata, like.edata)):
+        assert list(one) == list(other)
+        pairs += [(one[name], other[name]) for name in other]
+    for one, other in [*pairs, *zip(mine[1:], theirs[1:], strict=True)]:
+        assert type(one) is type(other)
+        assert one == other if isinstance(other, tuple) else one.dtype == other.dtype and torch.equal(one, other)
+
+
+DATA_SETS = {
+    "items": lambda: molecules(22),
+    "graphs": lambda: molecules(22, labels=False),
+    "int32": lambda: molecules(22, labels=False, idtype=torch.int32),
+    "a part": lambda: torch.utils.data.Subset(molecules(22), range(3, 20)),
+    "labels": lambda: [(g, torch.tensor(i), i / 3, i, f"C{i}", i > 3) for i, (g, *_) in enumerate(molecules(22))],
+    "lists": lambda: [list(item) for item in molecules(22)],
+}
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"drop_last": True}, {"sizes": [(20, 30), (90, 200)]}])
+def test_packed_batches_are_those_of_dgls_collation(name, options):
+    dataset, batches = DATA_SETS[name](), []
+    for packed in (True, False):
+        torch.manual_seed(0)
+        loader = PaddedLoader(dataset, 4, packed=packed, **options)
+        assert loader.not_packed == (None if packed else "packed=False")
+        batches.append([batch for _ in range(2) for batch in loader])
+    for mine, theirs in zip(*batches, strict=True):
+        assert_same(mine, theirs)
+
+
+class Made(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, place):
+        return molecules(8)[place]
+
+
+def wider(items):
+    items[3][0].ndata["x"] = torch.ones(items[3][0].num_nodes(), 7, dtype=torch.float64)
+    return items
+
+
+def with_gradient(items):
+    items[0][0].ndata["x"] = items[0][0].ndata["x"].requires_grad_()
+    return items
+
+
+def with_more(items):
+    items[5][0].ndata["z"] = torch.ones(items[5][0].num_nodes())
+    return items
+
+
+@pytest.mark.parametrize(
+    "make,why",
+    [
+        (lambda: Made(), "a Made may make its graphs"),
+        (lambda: wider(molecules(8)), "x differs between graphs"),
+        (lambda: with_gradient(molecules(8)), "x is no plain tensor"),
+        (lambda: with_more(molecules(8)), "graphs differ in their data"),
+        (lambda: [dgl.batch([g, g]) for g in molecules(8, labels=False)], "a graph is heterogeneous, a batch"),
+        (lambda: [(g, (1, i)[i > 3]) if i < 4 else (g, 0.5) for i, (g, *_) in enumerate(molecules(8))], "labels 1"),
+    ],
+    ids=["a class", "widths", "gradients", "data", "batches", "labels"],
+)
+def test_what_is_not_packed_says_why(make, why):
+    loader = PaddedLoader(make(), 3)
+    assert why in loader.not_packed
+    if "differ" not in why and "labels" not in why:
+        assert len(list(loader)) == 3
+
+
+def test_a_data_set_that_changes_is_packed_again():
+    items = molecules(12)
+    loader = PaddedLoader(items, 4)
+    kept = loader._kept
+    list(loader)
+    assert loader._kept is kept
+    for graph, *_ in items:
+        graph.ndata["x"] = graph.ndata["x"] + 1
+    for mine, theirs in zip(loader, PaddedLoader(items, 4, packed=False, sizes=loader.sizes.sizes), strict=True):
+        assert_same(mine, theirs)
+    assert loader._kept is not kept

@@ -26,7 +26,6 @@ WATCHERS = [
     ("pyg_plugin/generated.py", "pyg/test_generated_*.py"),
     ("pyg_plugin/messages.py", "pyg/test_generated_*.py"),
     ("pyg_plugin/recalled.py", "pyg/test_generated_recalled.py pyg/test_generated_keys.py"),
-    ("pyg_plugin/worth.py", "pyg/test_generated_worth.py"),
     ("shared/plan*.py", f"{_PLANS} core/test_relational_plan.py"),
     ("shared/map_order.py", f"pyg/test_pyg_map_order.py dgl/test_dgl_map_order.py core/test_map_order.py {_PLANS}"),
     ("shared/*cache*.py", f"{_CACHE} core/test_arguments.py core/test_graph_compile.py pyg/test_pyg_compile.py"),

@@ -115,6 +115,8 @@ OF_THE_LAYER = {
     "softmax of each": lambda s, x, i, n: softmax(x, i, num_nodes=n),
     "scaled": lambda s, x, i, n: x * s.scale,
 }
+# For the stock layer: torch's own kernel on CUDA has 1 / 6 as a float, so that its float64 results are off by 3e-8.
+EXACT = {"hardswish": lambda x: x * F.relu6(x + 3) / 6 if x.is_cuda and x.dtype == torch.float64 else F.hardswish(x)}
 RARE = ("over edges", "first", "running", "a mask written", "product", "two best")
 BINARY = {
     "add": torch.add,
@@ -225,7 +227,9 @@ class Drawn(MessagePassing):
         self.form, self.batched = draw.choice(FORMS), draw.random() < 0.12
         name = draw.choice(["sum", "mean", "max", "std", "softmax"]) if self.batched else name
         made = MADE[name]() if isinstance(name, str) and name in MADE else name
-        kwargs = {"aggr_kwargs": {"learn": True}} if name in ("softmax", "powermean") else {}
+        # Of a power of 1, the mean of messages that are clamped is the bound of the next clamp, or not, by a rounding.
+        options = {"softmax": {"learn": True}, "powermean": {"learn": True, "p": 1.5}}
+        kwargs = {"aggr_kwargs": options[name]} if name in ("softmax", "powermean") else {}
         super().__init__(aggr=made, flow=flow, node_dim=0 if self.batched else -2, **kwargs)
         self.name, self.dtype = name, draw.choice(DTYPES)
         self.tree, self.ending = expression(draw, draw.randint(1, 4)), draw.choice(["", "", "bias", "residual"])
@@ -248,7 +252,7 @@ class Drawn(MessagePassing):
         if draw.random() < 0.3:
             for parameter in self.parameters():
                 parameter.requires_grad_(draw.random() < 0.5)
-        self.replayed = False  # dropouts are those that a program draws
+        self.replayed = False  # it is the stock layer, whose dropouts are those that a program draws
         self.train(draw.random() < 0.8)
         self.to(self.dtype)
         self.plain = self.plain.to(self.dtype)
@@ -326,7 +330,9 @@ class Drawn(MessagePassing):
         op, *rest = tree
         if op == "unary":
             x = self.value(rest[1], given, index, size)
-            return UNARY[rest[0]](x) if rest[0] in UNARY else OF_THE_LAYER[rest[0]](self, x, index, size)
+            if rest[0] in OF_THE_LAYER:
+                return OF_THE_LAYER[rest[0]](self, x, index, size)
+            return (EXACT if self.replayed and rest[0] in EXACT else UNARY)[rest[0]](x)
         if op == "binary":
             return BINARY[rest[0]](*(self.value(part, given, index, size) for part in rest[1:]))
         if op == "linear":

@@ -1,6 +1,7 @@
 """Compares drawn layers with PyG. As a program it does so for many, in several processes, and says what it found:
 
 python tests/pyg/drawn_runs.py --first 100000 --seconds 600 --processes 2 --walks now
+python tests/pyg/drawn_runs.py --seeds 3000047 3000082 --device cuda
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import copy
 import logging
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import torch
 from drawn_messages import STEPS, Drawn, inputs
@@ -59,7 +62,7 @@ def results(module, args) -> tuple[list, list, list]:
     wanted = [t for t in tensors(list(args)) if t.requires_grad] + [p for p in module.parameters() if p.requires_grad]
     outputs = [t for t in out if t.requires_grad]
     generator, grads = torch.Generator().manual_seed(3), []
-    if wanted and outputs:
+    if wanted and outputs and torch.is_grad_enabled():
         weights = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in outputs]
         grads = torch.autograd.grad(outputs, wanted, weights, allow_unused=True)
         grads = [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, grads, strict=True)]
@@ -134,7 +137,16 @@ def run(seed: int, device: str = "cpu") -> list[str]:
                 if "dropout" in layer.names and layer.training and refused:
                     continue  # the stock layer has drawn other numbers
                 raise Wrong(f"seed {seed}, graph {graph}, {layer.form}, {layer.tree}, {said}: {error}") from error
+    broken = [text for text in texts() if "cannot be compiled" in text]
+    if broken:
+        raise Wrong(f"seed {seed}, {layer.form}, {layer.tree}: {broken}")
     return [outcome(found) for _, found in calls if found.reasons != (generated.OFF,)]
+
+
+def texts() -> list[str]:
+    """How the walks of all programs run, in words."""
+    programs = [program for program in generated.PROGRAMS._entries.values() if not isinstance(program, str)]
+    return [walk.code.text() for program in programs for walk in program.walks()]
 
 
 def outcome(found) -> str:
@@ -146,22 +158,28 @@ def _process(number: int, options, queue) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
-    os.environ["EDGELESS_COMPILE_WALKS"] = options.walks
+    sys.path.append(str(Path(__file__).parents[1] / "shared"))
+    from on_host import running
+
     if options.device != "cpu" and installed_nvrtc().version >= (13, 0):
         compiler.OPTIONS = (*compiler.OPTIONS, "--Ofast-compile=max")
     end, said, wrong, layers = time.time() + options.seconds, Counter(), 0, 0
-    seed = options.first + number
-    while time.time() < end and layers < options.count:
+    seeds = options.seeds or range(options.first, 1 << 62)
+    seed = 0
+    for seed in seeds[number :: options.processes]:
+        if time.time() > end or layers >= options.count:
+            break
         generated.PROGRAMS.clear()
         try:
-            said.update(outcome.split(" (")[0] for outcome in run(seed, options.device))
+            with running(options.walks):
+                said.update(outcome.split(" (")[0] for outcome in run(seed, options.device))
         except Exception as error:
             wrong += 1
             where = "" if isinstance(error, Wrong) else traceback.format_exc()[-600:]
             print(f"WRONG seed {seed}: {type(error).__name__}: {error} {where}", flush=True)
             if "CUDA error" in str(error):  # after which nothing runs in this process
                 break
-        layers, seed = layers + 1, seed + options.processes
+        layers += 1
     compiled.wait()
     print(
         f"process {number}: {layers} layers to seed {seed}, {wrong} wrong, {said['taken']} calls by programs",
@@ -177,7 +195,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--count", type=int, default=1 << 30, help="the most layers of a process")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--walks", choices=("off", "now"), default="off", help="the interpreter, or C")
+    parser.add_argument(
+        "--walks", choices=("off", "now", "host"), default="off", help="the interpreter, C, or CUDA that the host runs"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", help="these alone")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
@@ -190,7 +211,8 @@ def main() -> None:
         job.join()
     said, wrong = sum((s for _, _, s, _ in found), Counter()), sum(each for *_, each in found)
     last = max(seed for _, seed, _, _ in found)
-    print(f"{sum(n for n, *_ in found)} layers from seed {options.first} to {last}, {wrong} wrong")
+    first = min(options.seeds) if options.seeds else options.first
+    print(f"{sum(n for n, *_ in found)} layers from seed {first} to {last}, {wrong} wrong")
     print(f"{said['taken']} calls by programs; others: {(said - Counter(taken=said['taken'])).most_common(25)}")
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch_geometric.nn as stock
 from generated_cases import CASES, Inputs, error, pair_of_layers, tensors
+from test_compiled_walks import NODES, gated, inputs, per_edge, program_of, repeats
+from test_programs import BY_ROUNDING, error_of_gated_maxima
 from torch import nn
 
 import edgeless
@@ -299,9 +301,31 @@ def test_a_captured_step_with_gradients_is_replayed(name):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-def test_a_walk_without_kernels_says_why(monkeypatch):
-    monkeypatch.setattr(cuda_walks, "write", lambda stage: (_ for _ in ()).throw(NotLowered("no reason")))
+@pytest.mark.parametrize(
+    "error, said",
+    [(NotLowered("no reason"), "no reason"), (KeyError("x"), "it cannot be compiled, KeyError: 'x'")],
+)
+def test_a_walk_without_kernels_says_why(monkeypatch, error, said):
+    monkeypatch.setattr(cuda_walks, "write", lambda stage: (_ for _ in ()).throw(error))
     monkeypatch.setattr(cuda_walks, "gpu_refusal", lambda device: None)
     make, args, kwargs = call_of("ResGatedGraphConv")
     walk, sizes, needed = walks_of(monkeypatch, make, torch.float32, args, kwargs)[-1]
-    assert cuda_walks.cuda_walk(walk, sizes, needed, torch.device("cuda")) == "no reason"
+    assert cuda_walks.cuda_walk(walk, sizes, needed, torch.device("cuda")) == said
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", BY_ROUNDING)
+def test_shares_of_messages_that_are_almost_equal_sum_to_one(dtype):
+    assert error_of_gated_maxima(dtype, "cuda") < BY_ROUNDING[dtype]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("function", [gated, repeats, per_edge])
+def test_a_walk_as_a_kernel_is_right_and_its_result_no_view(function):
+    program, (ends, tensors) = program_of(function), inputs()
+    graph = Graph.from_edge_index(ends, NODES, NODES)
+    found = program(graph.to("cuda"), [t.cuda() for t in tensors])
+    assert program.text().count("a generated kernel") >= 1
+    for a, b in zip(found, program(graph, tensors), strict=True):
+        assert not a._is_view()
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-11, atol=1e-11)

@@ -7,6 +7,7 @@ import os
 
 import pytest
 from drawn_runs import run
+from on_host import MODES, running
 
 from edgeless.pyg import generated
 
@@ -22,10 +23,11 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.parametrize("mode", MODES[1:])
 @pytest.mark.parametrize("seed", range(100, 100 + 6 * TIMES))
-def test_drawn_messages_as_compiled_code(seed, monkeypatch):
-    monkeypatch.setenv("EDGELESS_COMPILE_WALKS", "now")
-    assert not any("generator fails" in outcome for outcome in run(seed))
+def test_drawn_messages_as_compiled_code(seed, mode):
+    with running(mode):
+        assert not any("generator fails" in outcome for outcome in run(seed))
 
 
 @pytest.mark.parametrize("group", range(GROUPS))

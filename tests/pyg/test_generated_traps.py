@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generated_cases import compare, error
+from on_host import MODES, running
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -469,13 +470,15 @@ def test_a_node_without_edges_may_have_features_that_are_not_finite(value, flow,
     assert [ok for _, ok in outcomes(layer, rows, edge_index, e)] == [True]
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min"])
-def test_results_may_be_written_over(aggr):
+def test_results_may_be_written_over(aggr, mode):
     for name in ("detached", "softmax", "a difference of ends"):
         layer, inputs = Layer(RIGHT[name], aggr), graph()
         wanted, grads = [inputs[0], inputs[2], *layer.parameters()], []
         for in_place in (False, True):
-            out = layer(*inputs)
+            with running(mode):
+                out = layer(*inputs)
             out = out.mul_(3) if in_place else out * 3
             grads.append(torch.autograd.grad(out.square().sum(), wanted, allow_unused=True))
         for a, b in zip(*grads, strict=True):

@@ -13,9 +13,9 @@ from test_generated_layers import case, recorded
 from torch import nn
 
 import edgeless
-from edgeless.programs import compiled
+from edgeless.programs import compiled, worth
 from edgeless.programs.compiled import Code
-from edgeless.pyg import generated, worth
+from edgeless.pyg import generated
 
 
 @pytest.fixture(autouse=True)

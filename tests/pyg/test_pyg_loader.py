@@ -277,6 +277,26 @@ def test_options_of_the_norm(options, dtype):
             assert torch.allclose(masked(rows), norm(rows), rtol=1e-4)
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["real rows first", "mixed"])
+def test_on_the_cpu_a_norm_is_torchs_own_of_the_real_rows(first):
+    torch.manual_seed(0)
+    norm, rows = nn.BatchNorm1d(5, momentum=None), torch.randn(40, 5)
+    mask = torch.arange(40) < 29 if first else torch.rand(40) < 0.7
+    masked = convert_batchnorm(copy.deepcopy(norm))
+    for _ in range(2):
+        mine, theirs = rows.clone().requires_grad_(), rows[mask].requires_grad_()
+        with real_rows(nodes=mask):
+            found = masked(mine)
+        expected = norm(theirs)
+        assert torch.equal(found[mask], expected)
+        (found[mask] * rows[mask]).sum().backward()
+        (expected * rows[mask]).sum().backward()
+        assert torch.equal(mine.grad[mask], theirs.grad) and not mine.grad[~mask].any()
+    assert all(map(torch.equal, masked.buffers(), norm.buffers()))
+    scale = torch.rsqrt(rows[mask].var(0, unbiased=False) + norm.eps)
+    assert torch.allclose(found[~mask], (rows[~mask] - rows[mask].mean(0)) * scale, rtol=1e-4, atol=1e-5)
+
+
 def test_norms_that_cannot_be_converted_are_refused():
     class Own(nn.BatchNorm1d):
         pass

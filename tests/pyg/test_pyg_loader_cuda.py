@@ -9,12 +9,11 @@ pytest.importorskip("torch_geometric")
 
 from test_pyg_loader import molecules
 from torch import nn
-from torch_geometric.nn import GINEConv
 
 import edgeless
 from edgeless.padding import convert_batchnorm, real_rows
 from edgeless.pyg.loader import PaddedLoader
-from edgeless.pyg.nn import GATv2Conv
+from edgeless.pyg.nn import GATv2Conv, GINConv
 
 pytestmark = pytest.mark.cuda
 
@@ -24,11 +23,12 @@ class Net(nn.Module):
         super().__init__()
         mlp = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
         self.begin = nn.Linear(8, 16)
-        self.layer = GATv2Conv(16, 16, edge_dim=4, add_self_loops=False) if gat else GINEConv(mlp, edge_dim=4)
+        self.layer = GATv2Conv(16, 16, edge_dim=4, add_self_loops=False) if gat else GINConv(mlp)
         self.norm, self.end = nn.BatchNorm1d(16), nn.Linear(16, 2)
 
     def forward(self, batch):
-        x = self.layer(self.begin(batch.x), batch.edge_index, batch.edge_attr)
+        features = (batch.edge_attr,) if type(self.layer) is GATv2Conv else ()
+        x = self.layer(self.begin(batch.x), batch.edge_index, *features)
         x = nn.functional.dropout(self.norm(x).relu(), 0.3, self.training)
         return self.end(mean_of_graphs(x, batch))
 
@@ -39,13 +39,47 @@ def mean_of_graphs(x, batch):
     return of_graph.to(x.dtype) @ x / of_graph.sum(1, keepdim=True).clamp(min=1)
 
 
-@pytest.mark.parametrize("gat", [True, False])
-def test_padded_batches_are_replayed(gat):
-    graphs = molecules(240)
+def single(count):
+    graphs = molecules(count)
     for graph in graphs:
         graph.x, graph.edge_attr, graph.y = graph.x.float(), graph.edge_attr.float(), graph.y.float()
+    return graphs
+
+
+def test_batches_made_on_the_device_are_those_of_the_cpu_and_wait_for_nothing():
+    graphs = single(100)
+    for number, graph in enumerate(graphs):
+        graph.weight, graph.root_index = 0.1 * number, torch.tensor([1])
+    options = {"batch_size": 24, "shuffle": True, "follow_batch": ["x", "y"]}
+    batches = []
+    for device in (None, "cuda"):
+        loader = PaddedLoader(graphs, device=device, **options)
+        torch.manual_seed(0)
+        epochs = list(loader)  # kernels are loaded
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if device else "default")
+        try:
+            torch.manual_seed(0)
+            epochs = list(loader)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        batches.append(epochs)
+    for theirs, mine in zip(*batches, strict=True):
+        assert list(mine._store._mapping) == list(theirs._store._mapping) and mine.num_graphs == 25
+        for name, value in theirs._store._mapping.items():
+            if isinstance(value, torch.Tensor):
+                assert mine[name].is_cuda and mine[name].dtype == value.dtype and torch.equal(mine[name].cpu(), value)
+            else:
+                assert mine[name] == value
+        for table, other in zip(mine._slice_dict.values(), theirs._slice_dict.values(), strict=True):
+            assert torch.equal(table, other)
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("gat", [True, False])
+def test_padded_batches_are_replayed(gat, device):
     torch.manual_seed(0)
-    loader = PaddedLoader(graphs, batch_size=24, shuffle=True, waste=0.03)
+    loader = PaddedLoader(single(240), batch_size=24, shuffle=True, waste=0.03, device=device)
     batches = [batch.to("cuda") for _ in range(12) for batch in loader]
     model = convert_batchnorm(Net(gat)).cuda()
     losses, models = [], (model, copy.deepcopy(model))

@@ -10,7 +10,17 @@ import torch
 from edgeless.__main__ import main
 from edgeless.tools.bench import engines, generated, picture, shapes
 from edgeless.tools.bench.command import SUITES
-from edgeless.tools.bench.page import ENGINES, PARTS, SECTIONS, engines_page, files, page, parts_page
+from edgeless.tools.bench.page import (
+    ENGINES,
+    PARTS,
+    SECTIONS,
+    SMALL_GRAPHS,
+    engines_page,
+    files,
+    page,
+    parts_page,
+    steps_page,
+)
 from edgeless.tools.bench.runs import DEMO, Suite, geometric_mean, read
 from edgeless.tools.cli import setting
 from edgeless.tools.cli.devices import installed
@@ -44,6 +54,19 @@ def row(graph, name, peer, mode="forward_backward", dtype="fp32", ms=10.0, **mor
 def write(folder, name, suite, rows):
     content = {"setting": {**SETTING, "options": {"suite": suite}}, "results": rows}
     (folder / name).write_text(json.dumps(content))
+
+
+def trained(graph, count, model, peer, step=4.0, total=8.0, **more):
+    figures = {"step_ms": step, "total_ms": total, "spread": 0.1, "peak_mb": 50.0, "waste": None, "why": None}
+    return {
+        "graph": graph,
+        "batch_size": count,
+        "model": model,
+        "peer": peer,
+        "failed": None,
+        **figures,
+        **more,
+    }
 
 
 EPOCHS = (("sage-mean", "gatv2"), ("fp32", "bf16"), ("edgeless", "torch-csr"), ("", "all_to_all", "symmetric"))
@@ -96,6 +119,9 @@ def everything():
         suites[section.suite] = Suite([SETTING], rows)
     suites["h200-scale-out"] = Suite([SETTING], [epoch(*c) for c in itertools.product(("products", "pokec"), *EPOCHS)])
     suites["ddp"] = Suite([SETTING], [step(*case) for case in itertools.product((1024, 8192), *STEPS)])
+    peers = ("pyg", "pyg-compiled", "edgeless-pyg", "edgeless-pyg-captured")
+    for name, graph, count, model in (("small-molecules", "zinc", 128, "gine"), ("small", "tiny", None, "gcn")):
+        suites[name] = Suite([SETTING], [trained(graph, count, model, peer) for peer in peers])
     side = {"seconds": [1.0, 2.0, 3.0], "peak_bytes": 10_000_000, "runs": [{"test": 0.9}]}
     demo = {"title": "a graph; and more", "config": {"layer": "gatv2"}, "stock": side, "edgeless": side}
     suites[DEMO] = Suite([SETTING], [demo])
@@ -120,7 +146,8 @@ def test_the_page_stays_short_with_every_section():
 
 
 def test_every_table_has_as_many_cells_in_each_row():
-    for block in f"{page(everything())}\n\n{engines_page(everything())}\n\n{parts_page(everything())}".split("\n\n"):
+    pages = (make(everything()) for make in (page, engines_page, parts_page, steps_page))
+    for block in "\n\n".join(pages).split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.splitlines()}) == 1
 
@@ -133,7 +160,7 @@ def test_a_missing_run_leaves_the_command_that_makes_it():
 
 
 def test_every_section_is_of_a_suite_that_the_command_has():
-    assert {section.suite for section in (*SECTIONS, *PARTS, ENGINES)} - set(SUITES) <= {DEMO, "shapes"}
+    assert {section.suite for section in (*SECTIONS, *PARTS, *SMALL_GRAPHS, ENGINES)} - set(SUITES) <= {DEMO, "shapes"}
 
 
 def test_the_page_says_what_each_run_was_measured_on():
@@ -329,3 +356,30 @@ def test_a_run_says_what_it_was_measured_on(tmp_path, capsys, short_turns):
 def test_no_folder_of_the_machine_stands_in_a_command(tmp_path):
     words = ["bench", f"--data={tmp_path}", "--json", f"{tmp_path}/x.json", "--graph", "toy"]
     assert setting.command_line(words) == "python -m edgeless bench --data=DIR --json x.json --graph toy"
+
+
+def test_training_on_small_graphs_is_held_against_pyg(tmp_path):
+    """Of four times as fast and of once as fast with the loader the mean is twice; a peer that failed has no figure."""
+    rows = [
+        trained("zinc", 128, "gine", "pyg", 8.0, 16.0),
+        trained("zinc", 128, "gine", "pyg-compiled", failed="out of memory", step=None, total=None),
+        trained("zinc", 128, "gine", "edgeless-pyg-captured", 1.0, 4.0, waste=0.05, peak_mb=60.0),
+        trained("qm9", 128, "pna", "pyg", 8.0, 10.0),
+        trained("qm9", 128, "pna", "edgeless-pyg-captured", 4.0, 10.0, waste=0.02),
+        trained("qm9", 32, "pna", "pyg", 8.0, 10.0),
+    ]
+    text = steps_page({"small-molecules": Suite([SETTING], rows)})
+    assert "| zinc, 128, gine | 8.00 / 16.0 | — | — | 1.00 / 4.00 (8.00 / 4.00) | 1.20 | 5.0 % |" in text
+    assert "| qm9, 32, pna | 8.00 / 10.0 | — | — | — | — | — |" in text
+    assert "| **128 molecules, geometric mean** |  | — | — | **4.00 / 2.00** |  |  |" in text
+    assert "One small graph" not in text
+    steps = [trained("tiny", None, "gcn", "pyg", 3.0), trained("tiny", None, "gcn", "edgeless-pyg", 2.0)]
+    text = steps_page({"small": Suite([SETTING], steps)})
+    assert "| tiny, gcn | 3.00 | — | 2.00 (1.50) | — | — |" in text and "Batches of molecules" not in text
+    assert "small-graphs-figures.md" not in files(tmp_path)
+    for name, part in (("a.json", rows[:3]), ("b.json", rows[3:])):
+        write(tmp_path, name, "small-molecules", part)
+    assert "| zinc, 128, gine |" in files(tmp_path)["small-graphs-figures.md"]
+    write(tmp_path, "c.json", "small-molecules", rows[:1])
+    with pytest.raises(ValueError, match=r"c\.json and a\.json both hold zinc gine"):
+        read(tmp_path)

@@ -1,4 +1,4 @@
-"""``python -m edgeless.tools.bench.page [docs]`` writes docs/performance.md, docs/engines.md and pictures.
+"""``python -m edgeless.tools.bench.page [docs]`` writes docs/performance.md, the other pages of figures and pictures.
 
 They are generated from docs/runs. Every figure is the median of one run, from the file that the command shown with it
 wrote. A section without a run names the command that measures it.
@@ -15,7 +15,7 @@ from typing import Optional
 
 from edgeless.whole_files import whole_file
 
-from . import ddp, generated, page_tables, picture, scaleout, shapes
+from . import ddp, generated, page_tables, picture, scaleout, shapes, training_page
 from .command import SUITES
 from .runs import DEMO, Suite, read
 
@@ -78,6 +78,12 @@ def parts_page(suites: dict[str, Suite]) -> str:
     """The page with the figures of several GPUs, to which docs/scale-out.md refers."""
     body = "\n".join("\n".join(_section(section, suites.get(section.suite))) for section in PARTS)
     return f"# Figures of two GPUs\n\n{WRITTEN}\n\n{body}"
+
+
+def steps_page(suites: dict[str, Suite]) -> str:
+    """The page with the figures of training on small graphs, of the suites that have a run."""
+    body = "\n".join("\n".join(_section(part, suites[part.suite])) for part in SMALL_GRAPHS if part.suite in suites)
+    return f"# Figures of small graphs\n\n{WRITTEN}\n\n{body}"
 
 
 def _section(section: Section, suite: Optional[Suite]) -> list[str]:
@@ -248,6 +254,28 @@ PARTS = (
 )
 
 
+_PEERS = (
+    "Milliseconds of a step with loss, backward and Adam, in brackets how many times as long PyG takes. Compiled: "
+    "torch.compile; captured: `edgeless.capture_step`. Memory: the captured step's peak over PyG's"
+)
+
+SMALL_GRAPHS = (
+    Section(
+        "small-molecules",
+        "Batches of molecules",
+        f"Four layers with batch norms and pooling; every step has a new batch. {_PEERS}. A cell: of a batch that is "
+        "on the GPU / with the loader, padding and copies.",
+        training_page.molecules,
+    ),
+    Section(
+        "small",
+        "One small graph",
+        f"Two layers with dropout; every step has the same graph. {_PEERS}.",
+        training_page.one_graph,
+    ),
+)
+
+
 def write(docs: Path) -> None:
     """Writes the pages and the pictures."""
     for name, text in files(docs / "runs").items():
@@ -262,6 +290,11 @@ def files(runs: Path) -> dict[str, str]:
         "performance.md": page(suites),
         "engines.md": engines_page(suites),
         "scale-out-figures.md": parts_page(suites),
+        **(
+            {"small-graphs-figures.md": steps_page(suites)}
+            if any(part.suite in suites for part in SMALL_GRAPHS)
+            else {}
+        ),
         **picture.files(suites),
     }
 

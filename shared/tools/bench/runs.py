@@ -77,9 +77,8 @@ def read(folder: Path) -> dict[str, Suite]:
 def _cell(row: dict) -> tuple:
     if "case" in row:
         return (*row["case"].values(), *(row.get(key) for key in ("graph", "peer", "mode", "threads")))
-    return tuple(
-        row.get(key) for key in ("graph", "model", "dtype", "way", "carrier", "average", "prefetched", "seeds")
-    )
+    names = ("graph", "model", "dtype", "way", "carrier", "average", "prefetched", "seeds", "batch_size", "peer")
+    return tuple(row.get(name) for name in names)
 
 
 def _name(row: dict) -> str:

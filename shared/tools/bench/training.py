@@ -2,7 +2,8 @@
 
 Molecules are made here, with numbers of atoms and widths of features as in three well-known data sets. Every step has a
 new batch. Its time is taken twice: from a batch that is on the device, and with the loader, padding and copies. The
-captured peer has padded batches (:class:`edgeless.pyg.loader.PaddedLoader`), the others those of PyG's loader.
+captured peer has padded batches, made on the device (:class:`edgeless.pyg.loader.PaddedLoader`), the others those of
+PyG's loader.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def _of_molecules(peer: str, model: str, name: str, batch_size: int, device: tor
     if pads:
         from edgeless.pyg.loader import PaddedLoader
 
-        loader = PaddedLoader(graphs, batch_size, shuffle=True, drop_last=True)
+        loader = PaddedLoader(graphs, batch_size, shuffle=True, drop_last=True, device=device)
         padding.convert_batchnorm(net)
     else:
         loader = DataLoader(graphs, batch_size, shuffle=True, drop_last=True)

@@ -1,4 +1,4 @@
-"""Whether a program is worth while, for ``EDGELESS_GENERATE=auto``: it must not be slower than PyG by what will run it.
+"""Whether a program is worth while, for ``EDGELESS_GENERATE=auto``: it must not be slower than the stock layer.
 
 Work is counted in numbers of messages: edges times the most numbers that a value has for an edge. The thresholds are
 those of note 0073.
@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeless.graph import Graph
-from edgeless.programs import Refused
-from edgeless.programs.cache import hooks_of_saved_tensors
+from ..graph import Graph
+from .cache import hooks_of_saved_tensors
+from .spaces import Refused
 
-# From these numbers on compiled code, generated kernels and existing ops are faster, forward and backward. Below, PyG's
+# From these numbers on compiled code, generated kernels and existing ops are faster, forward and backward. Below, edge
 # tensors stay in the caches and calls of Python decide.
 LEAST = {"cpu": 1 << 20}
 ON_CUDA = 1 << 26  # was measured there, but not enough drawn messages have run; LEAST is to have it then
 TINY = 1 << 10  # edges, below which no width has so many
-OF_TINY = f"fewer than {TINY:,} edges take PyG's ops less time than a closer look"
+OF_TINY = f"fewer than {TINY:,} edges take the stock ops less time than a closer look"
 # From these on ops on blocks of edges are, but for gradients of extrema, where nothing is compiled.
 INTERPRETED = 1 << 25
 # A program is made once a layer has computed so many: PyG takes about as long for them as a trace.
@@ -81,8 +81,8 @@ def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.de
 
 def refuse_slow(program, graph: Graph) -> None:
     """Refuses a program that would be slower on a graph by what can run it now."""
-    from edgeless.programs.rules import value_of  # the tracer, which this imports, takes long to import
-    from edgeless.programs.schedule import is_total
+    from .rules import value_of  # the tracer, which this imports, takes long to import
+    from .schedule import is_total
 
     numbers = graph.num_edges * program.width
     _refuse_fewer(graph.num_edges, program.width, graph.device)

@@ -1,0 +1,302 @@
+"""Layers whose messages the generator runs: DGL's that have no kernels of their own, and users'.
+
+:class:`GeneratedLayer` stands before a layer's class and replaces its ``forward()``: the stock forward runs with a
+graph that records what is computed of all edges (:mod:`edgeless.dgl.recorded_graph`). That runs as programs of
+:mod:`edgeless.programs`, or by DGL's functions wherever a program is not surely right or would be slower.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import types
+import weakref
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from edgeless.adapter import named
+from edgeless.backends import current_backend
+from edgeless.call_errors import add_call
+from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
+from edgeless.explanation import Explanation
+from edgeless.graph_checks import compiling
+from edgeless.programs import EDGE, Refused, worth
+from edgeless.programs.layers import OFF, compiling_at_once, generate_choice, refuse_modes
+
+from ._framework import DGLGraph
+from .convert import relation_of
+from .deferred import Deferred, Unrecorded, Watch, computed, watched_calls
+from .recorded_graph import compute_frames, custom_functions, deferred_columns, hand_over, recorded
+from .recorder import Recorder
+
+_STEPS = frozenset(("apply_edges", "update_all", "edge_softmax"))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MOST_FORMS = 64
+# What a layer's calls of a form were refused for, so that the stock forward runs them from then on.
+_refused: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
+
+
+class GeneratedLayer:
+    """Mixin of layers whose messages the generator runs; it precedes the layer's class and has no state."""
+
+    _runs_generated = True
+
+    def __repr__(self) -> str:
+        return named(self, super().__repr__())
+
+    def forward(self, *args, **kwargs):
+        """The stock forward's result, without an edge tensor where programs can compute it."""
+        return _run(self, super().forward, args, kwargs)
+
+    def _explanation(self, inputs: tuple, kwargs: dict, plan: bool) -> Explanation:
+        """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
+        layer = copy.deepcopy(self)
+        with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
+            layer(*inputs, **kwargs)
+        told = [explanation for of, explanation in calls if isinstance(of, GeneratedLayer)]
+        reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
+        if not told:
+            reasons = {"it computes nothing on the edges of a graph by itself": None}
+        how = "; ".join(dict.fromkeys(found.how for found in told if found.fused))
+        texts = "\n".join(dict.fromkeys(found.levels for found in told if found.levels)) if plan else ""
+        return Explanation(type(self).__name__, not reasons, tuple(reasons), how=how, levels=texts)
+
+    def __reduce_ex__(self, protocol):
+        base = vars(type(self)).get("_generated_from")
+        if base is None:
+            return super().__reduce_ex__(protocol)
+        return _rebuild, (base,), self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+
+
+_MADE: dict[type, type] = {}
+_MAKING = threading.Lock()
+
+
+def generated_class(cls: type, module: Optional[str] = None) -> type:
+    """The class that is ``cls`` with :class:`GeneratedLayer` before it; the same one every time.
+
+    Args:
+        cls: a module whose ``forward()`` takes a graph.
+        module: the module that shows the class; by default that of ``cls``.
+    """
+    with _MAKING:
+        if cls not in _MADE:
+            body = {
+                "__module__": module or cls.__module__,
+                "__qualname__": cls.__qualname__,
+                "__doc__": cls.__doc__,
+                "stock": cls,
+                "_generated_from": cls,
+            }
+            _MADE[cls] = type(cls)(cls.__name__, (GeneratedLayer, cls), body)
+        return _MADE[cls]
+
+
+def class_to_swap(cls: type) -> Optional[type]:
+    """The class that ``edgeless.accelerate`` gives to a layer of a class without kernels; None to leave it."""
+    ours = hasattr(cls, "_fusion_refusals") or issubclass(cls, GeneratedLayer)
+    if ours or generate_choice() == "off" or not passes_messages(cls):
+        return None
+    return generated_class(cls)
+
+
+_PASSES: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def passes_messages(cls: type) -> bool:
+    """Whether the methods of a class call ``apply_edges()``, ``update_all()`` or ``edge_softmax()``."""
+    if cls not in _PASSES:
+        own = [base for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch" and base is not object]
+        _PASSES[cls] = any(_calls(value) for base in own for value in vars(base).values())
+    return _PASSES[cls]
+
+
+def _calls(value: Any) -> bool:
+    function = getattr(value, "__func__", getattr(value, "fget", value))
+    return isinstance(function, types.FunctionType) and _names(function.__code__)
+
+
+def _names(code: types.CodeType) -> bool:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return not _STEPS.isdisjoint(code.co_names) or any(map(_names, inner))
+
+
+def _rebuild(base: type):
+    cls = generated_class(base)
+    return cls.__new__(cls)
+
+
+# One call ------------------------------------------------------------------------------------------------------------
+
+
+def _run(layer, method, args: tuple, kwargs: dict) -> Any:
+    if compiling():
+        note_trace(type(layer), False)
+        return method(*args, **kwargs)
+    graph = next((a for a in (*args, *kwargs.values()) if isinstance(a, DGLGraph)), None)
+    if graph is None:
+        return method(*args, **kwargs)
+    args, kwargs = computed((args, kwargs))  # of a layer around this one
+    try:
+        recorder = _recorder(layer, graph, args, kwargs)
+    except Refused as error:
+        return _run_stock(layer, method, graph, args, kwargs, str(error))
+    before = _State(layer, graph)
+    try:
+        with compiling_at_once():
+            result = _recorded(recorder, method, graph, args, kwargs)
+    except Exception as error:
+        before.restore()
+        if isinstance(error, Unrecorded):
+            reason = str(error)
+        else:
+            reason = f"the recorded call fails, {type(error).__name__}: {str(error).strip()[:160]}"
+        result = _run_stock(layer, method, graph, args, kwargs, reason)
+        _note_refused(layer, graph, args, kwargs, reason)  # an error of the stock forward's is the caller's
+        return result
+    if recorder.ran:
+        texts = [program.text for program in recorder.ran]
+        how = "; ".join(dict.fromkeys(program.how for program in recorder.ran))
+        ran_generated(layer, how, lambda: "\n".join(text() for text in texts))
+    if recorder.refused:
+        ran_stock(type(layer), layer, list(recorder.refused))
+        if not recorder.ran and all(recorder.refused.values()):
+            _note_refused(layer, graph, args, kwargs, "; ".join(recorder.refused))
+    return result
+
+
+def _run_stock(layer, method, graph, args: tuple, kwargs: dict, reason: str) -> Any:
+    ran_stock(type(layer), layer, (reason,))
+    try:
+        return method(*args, **kwargs)
+    except Exception as error:
+        if reason not in (REFERENCE, OFF):
+            add_call(error, layer, (*args, *kwargs.values()), (reason,))
+        raise
+
+
+def _recorder(layer, graph, args: tuple, kwargs: dict) -> Recorder:
+    """What records a call.
+
+    Raises:
+        Refused: the call has to run by the stock forward.
+    """
+    choice = generate_choice()
+    if choice == "off":
+        raise Refused(OFF)
+    if current_backend() == "reference":
+        raise Refused(REFERENCE)
+    if len(graph.canonical_etypes) != 1:
+        raise Refused(f"graph has {len(graph.canonical_etypes)} edge types, and the layer works on one")
+    num_edges, inputs = graph.num_edges(), _inputs(graph, args, kwargs)
+    if choice == "auto":
+        if num_edges < worth.TINY and not looks_ahead():
+            raise Refused(worth.OF_TINY)
+        worth.refuse_small(num_edges, inputs, graph.device)
+    refuse_modes(watched_calls())
+    if num_edges < 1:
+        raise Refused("there are no edges")
+    for module in layer.modules():
+        if module is not layer and any(map(module.__dict__.get, _HOOKS)):
+            raise Refused(f"a {type(module).__name__} inside has a hook")
+    forms = _refused.get(layer)
+    if forms and (reason := forms.get(_form(layer, graph, args, kwargs))) is not None:
+        raise Refused(reason)
+    relation = relation_of(graph)
+    if relation.refusal is not None:
+        raise Refused(relation.refusal)
+    if choice == "auto" and not looks_ahead():
+        worth.refuse_early(layer, num_edges, inputs, graph.device)
+    return Recorder(layer, graph, relation.handle, choice)
+
+
+def _inputs(graph, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The tensors of a call: its arguments, and the features of the graph."""
+    given = {str(place): a for place, a in enumerate(args)} | kwargs
+    frames = [*graph._node_frames, *graph._edge_frames]
+    return given | {name: getattr(column, "storage", None) for f in frames for name, column in f._columns.items()}
+
+
+def _form(layer, graph, args: tuple, kwargs: dict) -> Any:
+    """What calls have in common that are refused for the same reason."""
+
+    def of(a):
+        if isinstance(a, Tensor):
+            return a.dtype, a.device, tuple(a.shape[1:]), a.requires_grad
+        return type(a)
+
+    inputs = pytree.tree_leaves((args, kwargs))
+    modes = layer.training, torch.is_grad_enabled(), torch.is_autocast_enabled()
+    return tuple(map(of, inputs)), tuple(kwargs), modes, graph.is_block
+
+
+def _note_refused(layer, graph, args: tuple, kwargs: dict, reason: str) -> None:
+    forms = _refused.setdefault(layer, {})
+    if len(forms) < MOST_FORMS:
+        forms[_form(layer, graph, args, kwargs)] = reason
+
+
+def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict) -> Any:
+    """The stock forward's result for a graph that records."""
+    made = recorded(graph, recorder)
+
+    def given(a):
+        if a is graph:
+            return made
+        by_edge = type(a) is Tensor and a.dim() > 0 and a.size(0) == recorder.counts[EDGE] and not a.is_sparse
+        return recorder.defer(recorder.leaf(a, EDGE)) if by_edge else a
+
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    args, kwargs = pytree.tree_unflatten([given(a) for a in leaves], structure)
+    with custom_functions(), Watch(recorder):
+        result = method(*args, **kwargs)
+        attributes = [
+            (module.__dict__, name, value)
+            for module in recorder.layer.modules()
+            for name, value in module.__dict__.items()
+            if type(value) is Deferred
+        ]
+        frames = [*made._node_frames, *made._edge_frames]
+        columns = deferred_columns(frames)
+        found = [a for a in pytree.tree_leaves(result) if type(a) is Deferred]
+        recorder.compute_at_end([*found, *(c.storage for c in columns), *(value for _, _, value in attributes)])
+        compute_frames(frames)
+        for state, name, value in attributes:
+            state[name] = computed(value)
+        result = computed(result)
+    hand_over(made, graph)
+    return pytree.tree_map(lambda a: graph if a is made else a, result)
+
+
+class _State:
+    """What a call may have changed before it is repeated by the stock forward."""
+
+    def __init__(self, layer, graph):
+        self.layer, self.graph = layer, graph
+        self.frames = graph._node_frames, graph._edge_frames
+        self.columns = [(frame, dict(frame._columns)) for frames in self.frames for frame in frames]
+        self.attributes = [(module, dict(module.__dict__)) for module in layer.modules()]
+        self.buffers = [(b, b.clone()) for b in layer.buffers()] if layer.training else []
+        cuda = graph.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+        self.generators = torch.get_rng_state(), torch.cuda.get_rng_state(graph.device) if cuda else None
+
+    def restore(self) -> None:
+        """Sets everything back."""
+        for frame, columns in self.columns:
+            frame._columns.clear()
+            frame._columns.update(columns)
+        for module, attributes in self.attributes:
+            if module.__dict__.keys() != attributes.keys() or any(
+                module.__dict__[name] is not value for name, value in attributes.items()
+            ):
+                module.__dict__.clear()
+                module.__dict__.update(attributes)
+        with torch.no_grad():
+            for buffer, value in self.buffers:
+                buffer.copy_(value)
+        torch.set_rng_state(self.generators[0])
+        if self.generators[1] is not None:
+            torch.cuda.set_rng_state(self.generators[1], self.graph.device)

@@ -1,0 +1,289 @@
+"""Batches of PyG from packed arrays: those of ``Batch.from_data_list``, bit by bit, without Python for every graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data, InMemoryDataset
+from torch_geometric.data import Dataset as GraphDataset
+from torch_geometric.typing import SparseTensor, TensorFrame
+
+from edgeless.packed import Column, Gathered, NotPacked, PackedGraphs, Watched, graph_of, mask_of, refusal
+from edgeless.padding import Size, pad_edges
+
+__all__ = ["MASKS", "PackedData"]
+
+NODES, EDGES, GRAPHS = 0, 1, 2  # levels
+MASKS = ("node_mask", "edge_mask", "graph_mask")
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+class _Key(NamedTuple):
+    """One attribute: a column, or a list with an item of every graph and one of the padding.
+
+    Attributes:
+        is_float: whether the values are numbers of Python, which get torch's default dtype.
+    """
+
+    name: str
+    column: Optional[Column] = None
+    items: Optional[list] = None
+    is_float: bool = False
+
+    @property
+    def level(self) -> int:
+        """The level of the column; a list has an item a graph."""
+        return GRAPHS if self.column is None else self.column.level
+
+
+class _Level(NamedTuple):
+    """Numbers of entries: of every graph, of an empty one, and of the padding: a number, ``"node"`` or ``"edge"``."""
+
+    counts: list[int]
+    empty: int
+    padding: Union[int, str]
+
+
+class PackedData:
+    """The graphs of a data set, packed.
+
+    Args:
+        dataset: of ``Data``.
+        made: makes a graph of padding with so many nodes and edges.
+        follow_batch, exclude_keys: as those of PyG's DataLoader.
+        device: where the arrays and the batches are; None for where the data are.
+    Raises:
+        NotPacked: the data set may give other graphs at every access, or an attribute cannot be packed.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        made: Callable[[int, int], Data],
+        follow_batch: Optional[Iterable[str]],
+        exclude_keys: Optional[Iterable[str]],
+        device: Optional[torch.device],
+    ):
+        if (reason := refusal(dataset, _may_vary)) is not None:
+            raise NotPacked(reason)
+        self.watched = Watched(dataset, _values_of)
+        reader = _Reader([dataset[place] for place in range(len(dataset))], made)
+        first, excluded = reader.graphs[0], {*(exclude_keys or ()), "ptr"}
+        keys = [reader.key(name) for name in first._store._mapping if name not in excluded]
+        self.device, self._keys, self._levels = _device_of(keys, device), keys, reader.levels
+        self._follow = {*(follow_batch or ())}
+        columns = [key.column for key in keys if key.column is not None]
+        levels = dict.fromkeys([NODES, *(key.level for key in keys if key.name in self._follow)])
+        self._graph_of = {level: len(columns) + place for place, level in enumerate(levels)}
+        columns += [graph_of(level, GRAPHS) for level in levels]
+        columns += [mask_of(level, sum(self._levels[level].counts)) for level in (NODES, EDGES, GRAPHS)]
+        self._packed = PackedGraphs(
+            [torch.tensor(level.counts) for level in self._levels],
+            [level.empty for level in self._levels],
+            columns,
+            self.device,
+        )
+        self._blank = Batch(_base_cls=type(first)).stores_as(first)
+        self._has_batch = first._store.can_infer_num_nodes
+
+    @property
+    def nodes(self) -> list[int]:
+        """The number of nodes of every graph."""
+        return self._levels[NODES].counts
+
+    @property
+    def edges(self) -> list[int]:
+        """The number of edges of every graph."""
+        return self._levels[EDGES].counts
+
+    # Batches ---------------------------------------------------------------------------------------------------------
+
+    def batch(self, ids: Sequence[int], fit: Callable[[int, int], Size], graphs: int) -> Batch:
+        """Returns the batch of the graphs with these ids, in the attributes' order of the first graph of the data set.
+
+        Args:
+            fit: returns the numbers of nodes and edges of a batch, padding included, given those without.
+            graphs: the least number of graphs before the padding; empty ones are added.
+        """
+        chosen, real = self._packed.find(ids)
+        size = fit(real[NODES], real[EDGES])
+        rest = {"node": size.nodes - real[NODES], "edge": size.edges - real[EDGES]}
+        padding = [rest.get(level.padding, level.padding) for level in self._levels]
+        empty, tables = max(0, graphs - len(ids)), {"edges": pad_edges(rest["node"], rest["edge"])}
+        return self._put_together(self._packed.gather(chosen, real, empty, padding, tables), ids)
+
+    def _put_together(self, gathered: Gathered, ids: Sequence[int]) -> Batch:
+        batch = copy.copy(self._blank)
+        store, graphs, found = batch._store, gathered.sizes[GRAPHS], iter(gathered.attributes)
+        mapping, slices, increments = store._mapping, {}, {}
+        nothing = torch.zeros(graphs, dtype=torch.int64)
+        for key in self._keys:
+            if key.name == "num_nodes":
+                store._num_nodes, mapping["num_nodes"] = gathered.counts[NODES].tolist(), gathered.sizes[NODES]
+                continue
+            slices[key.name] = gathered.bounds[key.level]
+            if key.column is None:
+                mapping[key.name] = [*(key.items[place] for place in ids), *key.items[-1:] * (graphs - len(ids))]
+                increments[key.name] = None
+            else:
+                value = next(found)
+                mapping[key.name] = value.to(torch.get_default_dtype()) if key.is_float else value
+                level = key.column.increment
+                increments[key.name] = nothing if level is None else gathered.bounds[level, :-1]
+            if key.name in self._follow:
+                mapping[f"{key.name}_batch"] = gathered.attributes[self._graph_of[key.level]].clone()
+                mapping[f"{key.name}_ptr"] = gathered.bounds_there[key.level].clone()
+        if self._has_batch:
+            mapping["batch"] = gathered.attributes[self._graph_of[NODES]]
+            on_cpu = gathered.bounds_there is gathered.bounds
+            mapping["ptr"] = gathered.bounds[NODES].clone() if on_cpu else gathered.bounds_there[NODES]
+        mapping.update(zip(MASKS, gathered.attributes[-len(MASKS) :]))
+        batch._num_graphs, batch._slice_dict, batch._inc_dict = graphs, slices, increments
+        return batch
+
+
+# Reading a data set --------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Packs the attributes of graphs one by one, and collects their levels and increments."""
+
+    def __init__(self, graphs: list[Data], made: Callable[[int, int], Data]):
+        _check_alike(graphs)
+        self.graphs, self._empty, self._padding = graphs, made(0, 0), made(2, 3)
+        nodes = [graph.num_nodes for graph in graphs]
+        if not all(type(count) is int for count in nodes):
+            raise NotPacked("the number of nodes of a graph is not known, or no int")
+        edges, each = [graph.num_edges for graph in graphs], [1] * len(graphs)
+        self.levels = [_Level(nodes, 0, "node"), _Level(edges, 0, "edge"), _Level(each, 1, 1)]
+
+    def key(self, name: str) -> _Key:
+        """Returns an attribute, packed.
+
+        Raises:
+            NotPacked: PyG's collation does more with it than concatenating it.
+        """
+        values = [graph[name] for graph in self.graphs]
+        if name == "num_nodes":
+            return _Key(name)
+        kinds = {type(value) for value in values}
+        if kinds == {Tensor}:
+            column = self._tensors(name, values)
+        elif len(kinds) == 1 and kinds <= {*_NUMBERS}:
+            numbers = torch.tensor([*values, self._empty[name]], dtype=_NUMBERS[type(values[0])])
+            column = Column(numbers, 0, GRAPHS, self._increment(name, values))
+        elif any(map(_is_collated, values)):
+            raise NotPacked(f"{name} is of {', '.join(sorted(kind.__name__ for kind in kinds))}")
+        else:
+            return _Key(name, items=[*values, self._empty[name]])
+        if column.increment is not None and column.data.dtype not in _INTEGERS:
+            raise NotPacked(f"{name} has increments and is not of integers")
+        if name == "edge_index":
+            if (column.level, column.dim, column.data.dim()) != (EDGES, 1, 2) or column.data.dtype not in _INTEGERS:
+                raise NotPacked("edge_index has no integers [2, E] that are concatenated along its edges")
+            column = column._replace(last="edges")
+        return _Key(name, column, is_float=kinds == {float})
+
+    def _tensors(self, name: str, values: list[Tensor]) -> Column:
+        first = values[0]
+        dim = self.graphs[0].__cat_dim__(name, first, self.graphs[0]._store)
+        stacked = dim is None or first.dim() == 0
+        if not stacked and not isinstance(dim, int):
+            raise NotPacked(f"{name} is concatenated along {dim}")
+        dim = 0 if stacked else dim % first.dim()
+        _check_tensors(name, values, None if stacked else dim)
+        increment = self._increment(name, values)
+        if stacked:
+            return Column(torch.stack([*values, torch.zeros_like(first)]), 0, GRAPHS, increment)
+        counts, fewest, most = (
+            [value.size(dim) for value in values],
+            self._empty[name].size(dim),
+            self._padding[name].size(dim),
+        )
+        level = _Level(counts, fewest, {(0, 2): "node", (0, 3): "edge"}.get((fewest, most), most))
+        shape = list(first.shape)
+        shape[dim] = 1
+        return Column(torch.cat([*values, first.new_zeros(shape)], dim), dim, self._place(level), increment)
+
+    def _place(self, level: _Level) -> int:
+        if level not in self.levels:
+            self.levels.append(level)
+        return self.levels.index(level)
+
+    def _increment(self, name: str, values: list[Any]) -> Optional[int]:
+        """Returns the level of what graphs add to later ones, None where that is nothing."""
+        graphs = self.graphs
+        if type(graphs[0]).__inc__ is Data.__inc__ and "batch" not in name:
+            return NODES if "index" in name or name == "face" else None
+        table = [graph.__inc__(name, value, graph._store) for graph, value in zip(graphs, values, strict=True)]
+        if any(isinstance(one, Tensor) and one.dim() for one in table):
+            raise NotPacked(f"{name} has increments of several numbers")
+        try:
+            table.append(self._empty.__inc__(name, self._empty[name], self._empty._store))
+        except RuntimeError:  # of the largest id of a graph that has none
+            table.append(0)
+        if any(one != int(one) or one < 0 for one in table):
+            raise NotPacked(f"{name} has increments that are no natural numbers")
+        *counts, empty = map(int, table)
+        if not any(table):
+            return None
+        return NODES if (counts, empty) == (self.levels[NODES].counts, 0) else self._place(_Level(counts, empty, 0))
+
+
+def _may_vary(dataset: Any) -> Optional[str]:
+    name = type(dataset).__name__
+    if not isinstance(dataset, InMemoryDataset):
+        return f"a {name} may make its graphs when they are read; list(dataset) can be packed"
+    if dataset.transform is not None:
+        return "the data set has a transform, which runs at every access; list(dataset) can be packed"
+    if type(dataset).get is not InMemoryDataset.get or type(dataset).__getitem__ is not GraphDataset.__getitem__:
+        return f"{name} reads its graphs in a way of its own; list(dataset) can be packed"
+    return None
+
+
+def _values_of(graph: Data) -> list[Any]:
+    return [value for item in graph._store._mapping.items() for value in item]
+
+
+def _check_alike(graphs: list[Data]) -> None:
+    kind, names = type(graphs[0]), graphs[0]._store._mapping.keys()
+    for graph in graphs:
+        if type(graph) is not kind or isinstance(graph, Batch):
+            raise NotPacked(f"graphs are of {kind.__name__} and {type(graph).__name__}")
+        if (own := graph._store._mapping.keys()) != names:
+            raise NotPacked(f"graphs differ in attributes: {', '.join(sorted(names ^ own))}")
+
+
+def _check_tensors(name: str, values: list[Tensor], dim: Optional[int]) -> None:
+    first = values[0]
+    shape = [size for at, size in enumerate(first.shape) if at != dim]
+    for value in values:
+        if value.layout is not torch.strided or value.is_nested:
+            raise NotPacked(f"{name} is sparse or nested")
+        if value.requires_grad:
+            raise NotPacked(f"{name} requires a gradient")
+        if value.dtype != first.dtype or value.device != first.device:
+            raise NotPacked(f"{name} is {first.dtype} on {first.device} and {value.dtype} on {value.device}")
+        if value.dim() != first.dim() or [size for at, size in enumerate(value.shape) if at != dim] != shape:
+            raise NotPacked(f"{name} has the shapes {list(first.shape)} and {list(value.shape)}")
+
+
+def _is_collated(value: Any) -> bool:
+    """Returns whether PyG makes something else of such values than a list of them."""
+    if isinstance(value, (Tensor, SparseTensor, TensorFrame, Mapping, *_NUMBERS)):
+        return True
+    several = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    return several and isinstance(value[0], (Tensor, SparseTensor))
+
+
+def _device_of(keys: list[_Key], device: Optional[torch.device]) -> torch.device:
+    """The device of the batches: the one that is named, else that of the data, if they are on one beside the CPU."""
+    devices = {key.column.data.device for key in keys if key.column is not None} - {torch.device("cpu")}
+    if device is None and len(devices) > 1:
+        raise NotPacked("attributes are on several devices")
+    return device or next(iter(devices), torch.device("cpu"))

@@ -1,0 +1,121 @@
+"""What layers have in common whose calls run as programs, whatever their framework."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..backends import transform_refusal
+from ..calls import looks_ahead
+from ..graph import Graph
+from . import worth
+from .spaces import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Refused, Space
+
+if TYPE_CHECKING:
+    from .program import Program
+
+CHOICES = ("auto", "off", "land", "on")
+# What os.environ looks up in: a variable that is not set costs it an exception, some 8 us of a small call's 100.
+_ENVIRONMENT = getattr(os.environ, "_data", os.environ)
+_VARIABLE = os.environ.encodekey("EDGELESS_GENERATE") if _ENVIRONMENT is not os.environ else "EDGELESS_GENERATE"
+OFF = "EDGELESS_GENERATE is off"
+MOST_PROGRAMS = 32  # of one layer
+_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def generate_choice() -> str:
+    """The value of ``EDGELESS_GENERATE``: ``"auto"``, the default: programs where they should not be slower than the
+    stock layer; ``"off"``: none; ``"land"``: only those that existing ops compute; ``"on"``: all.
+
+    Raises:
+        ValueError: it has another value.
+    """
+    if _VARIABLE not in _ENVIRONMENT:
+        return "auto"
+    choice = os.environ["EDGELESS_GENERATE"] or "auto"
+    if choice not in CHOICES:
+        raise ValueError(f"EDGELESS_GENERATE must be one of {', '.join(CHOICES)}, got {choice!r}")
+    return choice
+
+
+def compiling_at_once() -> contextlib.AbstractContextManager:
+    """Compiles walks at once where :func:`edgeless.explain` wants to know what later calls will run."""
+    if not looks_ahead() or generate_choice() != "auto":
+        return contextlib.nullcontext()
+    from . import compiled  # with the tracer, which takes long to import
+
+    return contextlib.nullcontext() if compiled.compile_mode() == "off" else compiled.compiling("now")
+
+
+def check_graph(program: Program, graph: Graph, choice: str) -> None:
+    """Refuses a graph on which a program cannot run, or would be slower."""
+    if choice == "auto":
+        worth.refuse_slow(program, graph)
+    if program.needs_last and not graph.format("last nodes have edges", _last_have_edges):
+        raise Refused("the number of nodes is computed from edge_index, whose last node has no edge")
+
+
+def check_settled(layer) -> None:
+    """Refuses a layer that wants one program after the other, as by a number that is new at every call."""
+    _made[layer] = _made.get(layer, 0) + 1
+    if _made[layer] > MOST_PROGRAMS:
+        raise Refused(f"{MOST_PROGRAMS} programs were made for this layer, whose state or arguments do not settle")
+
+
+def refuse_modes(own: int = 0) -> None:
+    """Refuses a call because of torch's modes.
+
+    Args:
+        own: how many modes of functions are the caller's own.
+    """
+    if torch.jit.is_tracing():
+        raise Refused("the call is being traced by torch.jit")
+    if transform := transform_refusal():
+        raise Refused(transform)
+    if torch.is_inference_mode_enabled():
+        raise Refused("inference mode is on")
+    if torch._C._len_torch_function_stack() > own or torch._C._len_torch_dispatch_stack():
+        raise Refused("a mode of torch that sees every op is active")
+
+
+def write_back(program: Program, tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Writes the new values of what a program writes, such as the statistics of a norm, into its arguments."""
+    if program.written:
+        with torch.no_grad():
+            for position, value in zip(program.written, values[program.results :]):
+                tensors[position - FIRST].copy_(value)
+
+
+def is_finite_without_edges(
+    program: Program, tensors: Sequence[Tensor], spaces: Sequence[Space], receiving: int, graph: Graph
+) -> bool:
+    """Whether the rows that no message reads are finite. Maps that were moved to nodes compute them too, and a gradient
+    of 0 times what is not finite is a NaN.
+    """
+    if program.backward is None or graph.device.type != "cpu":
+        return True
+    for tensor, space in zip(tensors, spaces):
+        if space.kind in (EDGE, PARAMETER) or not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
+            continue
+        if not bool(
+            tensor.index_select(space.dim, _nodes_without_edges(receiving, graph, space.kind)).isfinite().all()
+        ):
+            return False
+    return True
+
+
+def _nodes_without_edges(receiving: int, graph: Graph, kind: str) -> Tensor:
+    """The nodes of a side that lack edges; where both ends are of one set, edges of either direction."""
+    sides = {NODE: (0, 1), SOURCE: (receiving == 0,), DESTINATION: (receiving == 1,)}[kind]
+    arrays = [graph.csr if side else graph.csc for side in sides]
+    return torch.unique(torch.cat([(rows.indptr[1:] == rows.indptr[:-1]).nonzero().view(-1) for rows in arrays]))
+
+
+def _last_have_edges(graph) -> bool:
+    return all(bool(rows.indptr[-1] > rows.indptr[-2]) for rows in (graph.csr, graph.csc))

@@ -1,0 +1,242 @@
+// Runs CUDA kernels on the host, for tests without a GPU: every thread of a block is a fiber, and those that meet at an
+// exchange or a barrier wait for one another. Blocks run one after the other.
+#pragma once
+
+#include <math.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static
+#define asm(...)
+
+using std::max;
+using std::min;
+
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct float2 {
+  float x, y;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+template <class To, class From>
+inline To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+struct __half {
+  _Float16 x;
+};
+struct __nv_bfloat16 {
+  uint16_t x;
+};
+struct __half2 {
+  __half x, y;
+};
+struct __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
+inline float __half2float(__half h) { return h.x; }
+inline __half __float2half_rn(float x) { return {static_cast<_Float16>(x)}; }
+inline float __bfloat162float(__nv_bfloat16 h) { return bits_as<float>(static_cast<uint32_t>(h.x) << 16); }
+inline __nv_bfloat16 __float2bfloat16_rn(float x) {
+  const uint32_t word = bits_as<uint32_t>(x);
+  if (x != x) return {0x7fff};
+  return {static_cast<uint16_t>((word + 0x7fff + (word >> 16 & 1)) >> 16)};
+}
+inline float2 __half22float2(__half2 h) { return {__half2float(h.x), __half2float(h.y)}; }
+inline __half2 __hneg2(__half2 h) { return {{static_cast<_Float16>(-h.x.x)}, {static_cast<_Float16>(-h.y.x)}}; }
+inline __half2 __floats2half2_rn(float x, float y) { return {__float2half_rn(x), __float2half_rn(y)}; }
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+  return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
+}
+inline float __uint_as_float(uint32_t x) { return bits_as<float>(x); }
+inline uint32_t __float_as_uint(float x) { return bits_as<uint32_t>(x); }
+inline double __hiloint2double(uint32_t high, uint32_t low) {
+  return bits_as<double>(static_cast<uint64_t>(high) << 32 | low);
+}
+inline int __double2loint(double x) { return static_cast<int>(bits_as<uint64_t>(x)); }
+inline int __double2hiint(double x) { return static_cast<int>(bits_as<uint64_t>(x) >> 32); }
+uint32_t __byte_perm(uint32_t, uint32_t, uint32_t);
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline float __expf(float x) { return expf(x); }
+inline float __log2f(float x) { return log2f(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+
+template <class T>
+inline T __ldg(const T* at) {
+  return *at;
+}
+template <class T>
+inline T __ldcs(const T* at) {
+  return *at;
+}
+template <class T>
+inline void __stcs(T* at, const T& x) {
+  *at = x;
+}
+
+namespace on_host {
+
+struct Place {
+  unsigned x = 0, y = 0, z = 0;
+};
+// What the lanes of a mask exchange, in turns.
+struct Meeting {
+  unsigned mask;
+  uint64_t arrived[32] = {};
+  unsigned char values[2][32][16];
+};
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  bool done = true;
+  uint64_t barriers = 0;
+};
+inline std::vector<Fiber> fibers;
+inline std::vector<Meeting> meetings[32];
+inline ucontext_t scheduler;
+inline int current = 0;
+inline uint64_t progress = 0;
+inline Place thread_, block_;
+
+inline void pause() { swapcontext(&fibers[current].context, &scheduler); }
+
+inline void fail(const char* why) {
+  fprintf(stderr, "on_host: %s\n", why);
+  abort();
+}
+
+// Leaves a value for the other lanes of a mask and waits for theirs.
+inline const unsigned char (*exchange(unsigned mask, const void* value, size_t size))[16] {
+  const int lane = current % 32, warp = current / 32;
+  if (!(mask >> lane & 1)) fail("a lane that is not of the mask");
+  auto& all = meetings[warp];
+  size_t at = 0;
+  while (at < all.size() && all[at].mask != mask) ++at;
+  if (at == all.size()) all.push_back({mask});
+  const uint64_t turn = all[at].arrived[lane] + 1;
+  memcpy(all[at].values[turn % 2][lane], value, size);
+  all[at].arrived[lane] = turn;
+  auto ready = [&] {
+    for (int l = 0; l < 32; ++l) {
+      if ((mask >> l & 1) && !fibers[32 * warp + l].done && all[at].arrived[l] < turn) return false;
+    }
+    return true;
+  };
+  while (!ready()) pause();
+  ++progress;
+  return all[at].values[turn % 2];
+}
+
+template <class T>
+inline T of_lane(unsigned mask, T x, int lane) {
+  static_assert(sizeof(T) <= 16);
+  const auto values = exchange(mask, &x, sizeof(x));
+  if (!(mask >> lane & 1)) fail("a value of a lane that is not of the mask");
+  T found;
+  memcpy(&found, values[lane], sizeof(found));
+  return found;
+}
+
+inline unsigned ballot(unsigned mask, bool holds) {
+  const auto values = exchange(mask, &holds, 1);
+  unsigned found = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1) && !fibers[current / 32 * 32 + lane].done && values[lane][0]) found |= 1u << lane;
+  }
+  return found;
+}
+
+inline void barrier() {
+  const uint64_t turn = ++fibers[current].barriers;
+  auto ready = [&] {
+    return std::all_of(fibers.begin(), fibers.end(), [&](const Fiber& f) { return f.done || f.barriers >= turn; });
+  };
+  while (!ready()) pause();
+  ++progress;
+}
+
+template <class Args>
+struct Launch {
+  static inline void (*kernel)(Args);
+  static inline const Args* args;
+  static void run() {
+    kernel(*args);
+    fibers[current].done = true;
+    pause();
+  }
+};
+
+// Runs all blocks of a grid one after the other.
+template <class Args>
+inline void launch(void (*kernel)(Args), const char* words, int columns, int rows, int threads) {
+  Launch<Args>::kernel = kernel, Launch<Args>::args = reinterpret_cast<const Args*>(words);
+  fibers.resize(threads);
+  for (int block = 0; block < columns * rows; ++block) {
+    block_ = {static_cast<unsigned>(block % columns), static_cast<unsigned>(block / columns), 0};
+    for (auto& all : meetings) all.clear();
+    for (Fiber& fiber : fibers) {
+      fiber.stack.assign(1 << 18, '\xff');
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
+      fiber.context.uc_link = nullptr;
+      makecontext(&fiber.context, Launch<Args>::run, 0);
+      fiber.done = false, fiber.barriers = 0;
+    }
+    for (bool left = true; left;) {
+      left = false;
+      const uint64_t before = progress;
+      bool ended = false;
+      for (current = 0; current < threads; ++current) {
+        if (fibers[current].done) continue;
+        thread_ = {static_cast<unsigned>(current), 0, 0};
+        swapcontext(&scheduler, &fibers[current].context);
+        ended |= fibers[current].done, left |= !fibers[current].done;
+      }
+      if (left && !ended && progress == before) fail("threads wait for one another");
+    }
+  }
+}
+
+}  // namespace on_host
+
+#define threadIdx on_host::thread_
+#define blockIdx on_host::block_
+
+template <class T>
+inline T __shfl_sync(unsigned mask, T x, int lane, int width = 32) {
+  const int own = on_host::current % 32;
+  return on_host::of_lane(mask, x, own / width * width + (lane & (width - 1)));
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T x, int step) {
+  return on_host::of_lane(mask, x, on_host::current % 32 ^ step);
+}
+inline unsigned __ballot_sync(unsigned mask, bool holds) { return on_host::ballot(mask, holds); }
+inline bool __any_sync(unsigned mask, bool holds) { return on_host::ballot(mask, holds) != 0; }
+inline bool __all_sync(unsigned mask, bool holds) { return on_host::ballot(mask, !holds) == 0; }
+inline void __syncthreads() { on_host::barrier(); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { on_host::ballot(mask, true); }

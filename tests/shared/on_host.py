@@ -1,0 +1,137 @@
+"""Runs generated CUDA kernels on the host, where there is no GPU: g++ compiles their text with on_host.h before it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+from edgeless.kernels import provider
+from edgeless.programs import blocks, compiled, cuda_walks
+from edgeless.programs.program import Program
+
+PROCESSORS = 2  # of the GPU that walks are divided for
+_FLAGS = ("-std=gnu++17", "-O1", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
+_FLAGS += ("-ftrivial-auto-var-init=pattern",)  # a register that nobody has written is full of noise
+_POWER = 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));'
+_CORE = Path(__file__).resolve().parents[2] / "core_cuda"
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why nothing can be run, or None."""
+    if shutil.which("g++") is None:
+        return "there is no g++"
+    header = str(Path(__file__).with_name("on_host.h"))
+    done = subprocess.run(["g++", *_FLAGS, "-fsyntax-only", "-x", "c++", header], capture_output=True)
+    return None if done.returncode == 0 else "g++ does not know the types of on_host.h"
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory:
+    """A folder with the headers of the core, in which the one instruction of PTX that walks use is a call."""
+    made = tempfile.TemporaryDirectory(prefix="edgeless-")
+    root = Path(made.name)
+    shutil.copytree(_CORE, root / "core", ignore=lambda folder, names: [n for n in names if n.endswith(".cpp")])
+    vectors = root / "core/common/vec.cuh"
+    text = vectors.read_text()
+    assert _POWER in text
+    vectors.write_text(text.replace(_POWER, "y = exp2f(x);"))
+    for name in ("cuda_fp16.h", "cuda_bf16.h"):
+        (root / "core" / name).write_text("")
+    return made
+
+
+@functools.cache
+def _library(header: str, expression: str) -> ctypes.CDLL:
+    """The kernel of a text as a function of the words of its argument, the columns and rows of the grid and threads."""
+    header, text = provider._texts[header]
+    call = f"on_host::launch(&{expression}, words, columns, rows, threads);"
+    source = f"""#include "on_host.h"
+#include "{header}"
+{text}
+extern "C" void launch(const char* words, int columns, int rows, int threads) {{ {call} }}
+"""
+    with tempfile.TemporaryDirectory(dir=_folder().name) as folder:
+        file = Path(folder) / "kernel.cpp"
+        file.write_text(source)
+        includes = [f"-I{Path(__file__).parent}", f"-I{_folder().name}/core"]
+        library = file.with_suffix(".so")
+        done = subprocess.run(
+            ["g++", *_FLAGS, *includes, str(file), "-o", str(library)], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError(f"g++ fails: {done.stderr[:2000]}")
+        return ctypes.CDLL(str(library))
+
+
+def _launch(header, expression, grid, words, stream):
+    _library(header, expression).launch(words, grid[0], grid[1], cuda_walks.THREADS)
+
+
+class _Torch:
+    """torch as the runner of walks sees it: memory that nobody has written is full of noise."""
+
+    _C = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 0)
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    @staticmethod
+    def empty(shape, **options):
+        made = torch.empty(shape, **options)
+        return made.fill_(float("nan") if made.is_floating_point() else 0x7B)
+
+
+def _all_on_host(program: Program, graph) -> bool:
+    runs = [run for run in (program.forward, program.backward) if run is not None]
+    return all(run.all_on_cuda(graph.device) for run in runs)
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[list[str]]:
+    """Runs programs on the CPU by the kernels of a GPU inside the block; yields why walks had none, as they run."""
+    interpreted: list[str] = []
+
+    def walk(self, step, values, graph, sizes, block, by_code):
+        found = None
+        if by_code and not blocks._examples.kept:
+            found = self.run_on_cuda(step.walk, values, graph, sizes)
+            if found is None:
+                interpreted.append(step.walk.code.on_cuda)
+        return self._interpret(step, values, graph, sizes, block) if found is None else found
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (cuda_walks, "_launch", _launch),
+            (cuda_walks, "torch", _Torch()),
+            (cuda_walks, "_processors", lambda index: PROCESSORS),
+            (cuda_walks, "gpu_refusal", lambda device: None),
+            (blocks.Interpreter, "_walk", walk),
+            (Program, "ready", _all_on_host),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield interpreted
+
+
+MODES = ["off", "now", pytest.param("host", marks=pytest.mark.skipif(missing() is not None, reason=f"{missing()}"))]
+
+
+@contextlib.contextmanager
+def running(mode: str) -> Iterator[None]:
+    """Runs walks by the interpreter (``"off"``), as C (``"now"``), or as CUDA that the host runs (``"host"``)."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(compiled.compiling("off" if mode == "host" else mode))
+        if mode == "host":
+            stack.enter_context(on_host())
+        yield
