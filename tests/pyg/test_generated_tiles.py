@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import on_host as host
 import pytest
 import torch
 import torch_geometric.nn as stock
@@ -18,6 +19,7 @@ from edgeless.kernels.provider import kernel_named
 from edgeless.programs.cuda_tiles import _places, _steps
 from edgeless.programs.cuda_walks import CudaWalk
 from edgeless.programs.schedule import is_fold
+from edgeless.pyg import generated
 from edgeless.tools.cli.own_attention import own_attention
 
 LAYERS = {
@@ -94,6 +96,33 @@ def test_texts_with_products_compile(monkeypatch, name):
     for each in passes_of(monkeypatch, name, 64, 16):
         image = compiled(kernel_named(each.header, each.kernels[False][0]), 80, store=Store(None), packs=[])
         assert image.kind == "cubin" and image.code
+
+
+ON_HOST = [
+    *((name, 64, 16, 500, torch.float32) for name in LAYERS),
+    ("GINEConv", 96, 32, 300, torch.float32),
+    ("GINEConv", 32, 16, 3, torch.float32),
+    ("GINEConv", 128, 16, 300, torch.bfloat16),
+]
+
+
+@pytest.mark.skipif(host.missing() is not None, reason=f"{host.missing()}")
+@pytest.mark.parametrize("name, width, features, edges, dtype", ON_HOST)
+def test_products_agree_with_the_layer_on_the_host(name, width, features, edges, dtype):
+    torch.manual_seed(1)
+    layer = LAYERS[name](width, features).double()
+    x, ends, e = inputs(width, features, 60, 900, 300)
+    args = x, ends[:, :edges], e[:edges].detach().requires_grad_()
+    expected = results(layer, args, {})
+    theirs, ours = (copy.deepcopy(layer).to(dtype) for _ in range(2))
+    edgeless.accelerate(ours)
+    generated.PROGRAMS.clear()
+    with host.on_host() as interpreted:
+        found = results(ours, cast(args, "cpu", dtype), {})
+    generated.PROGRAMS.clear()
+    assert not interpreted
+    for mine, other, exact in zip(found, results(theirs, cast(args, "cpu", dtype), {}), expected, strict=True):
+        assert error(mine.double(), exact) < max(1e-5, 2 * error(other.double(), exact))
 
 
 @pytest.mark.cuda
