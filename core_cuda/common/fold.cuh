@@ -14,7 +14,11 @@
 //   own(index, position)         sets this lane's edge of the current window
 //   load(u, index, position)     issues the load of the row of edge u of a batch
 //   choose(b)                    the batch starts at edge b of the window; called by the whole warp
+//   close(b, count, last)        optional: called by the whole warp behind this batch, of which the sub-warp had
+//   `count`
+//                                edges. last: of the window, or of all
 //   take(u, offset)              reduces edge u; offset: of the edge from the start of the segment
+//   take_whole(u, offset)        optional: the same where all lanes of the warp take their edge u
 //   begin(row, offset)           starts a segment; offset: of its first edge from the start of the row
 //   piece(first, last)           returns the partial result of the edges [first, last)
 //   merge(piece, later), store(row, piece), store_empty(row), keep(slot, piece)
@@ -59,6 +63,18 @@ template <class Fold, class = void>
 constexpr bool kBeginsWalk = false;
 template <class Fold>
 constexpr bool kBeginsWalk<Fold, std::void_t<decltype(&Fold::begin_walk)>> = true;
+
+// True if Fold has take_whole().
+template <class Fold, class = void>
+constexpr bool kTakesWhole = false;
+template <class Fold>
+constexpr bool kTakesWhole<Fold, std::void_t<decltype(&Fold::take_whole)>> = true;
+
+// True if Fold has close().
+template <class Fold, class = void>
+constexpr bool kCloses = false;
+template <class Fold>
+constexpr bool kCloses<Fold, std::void_t<decltype(&Fold::close)>> = true;
 
 template <class I>
 using FoldShares = RangeShares<I, kMostFoldTeams>;
@@ -130,12 +146,17 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) fold.load(u, __shfl_sync(kWarp, index, b + u, width), further(at, u));
       fold.choose(b);
+      const I batch = at;
       // Long code, of which a batch has one edge, exists once.
       const bool within = kBatch > 1 && last - at >= kBatch && (row_end == never || row_end - at > kBatch);
       if (kBatch > 1 && __all_sync(kWarp, within)) {
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-          fold.take(u, at - first + u);
+          if constexpr (kTakesWhole<Fold>) {
+            fold.take_whole(u, at - first + u);
+          } else {
+            fold.take(u, at - first + u);
+          }
           together();
         }
         at += kBatch;
@@ -180,6 +201,9 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
           if (ends) end_row(at + end);
         }
         at += n;
+      }
+      if constexpr (kCloses<Fold>) {
+        fold.close(b, static_cast<int>(at - batch), b + kBatch >= width || !__any_sync(kWarp, at < last));
       }
     }
   }

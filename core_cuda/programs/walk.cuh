@@ -8,8 +8,9 @@
 
 #include "../common/dropout.h"
 #include "../common/fold.cuh"
-#include "../common/vec.cuh"
 #include "../common/warp.cuh"
+#include "loaded.cuh"
+#include "tiles.cuh"
 
 namespace edgeless::cuda::programs {
 
@@ -25,81 +26,6 @@ struct WalkArgs {
   char* write[kWrites] = {};
 };
 
-constexpr int power_of_two_in(int n, int most) {
-  int found = 1;
-  while (found < most && n % (2 * found) == 0) found *= 2;
-  return found;
-}
-
-template <int kBytes>
-using ChunkOf = std::conditional_t<
-    kBytes == 16, uint4,
-    std::conditional_t<kBytes == 8, uint2,
-                       std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 2, uint16_t, uint8_t>>>>;
-
-// kCount neighbouring values as they are loaded, with as few instructions as their alignment allows: rows begin at
-// multiples of kCount values.
-template <class S, int kCount>
-struct Loaded {
-  static constexpr int kBytes = power_of_two_in(kCount * sizeof(S), 16), kChunks = kCount * sizeof(S) / kBytes;
-  using Chunk = ChunkOf<kBytes>;
-  Chunk chunk[kChunks];
-
-  // Of a row that many edges gather.
-  __device__ __forceinline__ void gather(const S* at) {
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) chunk[i] = __ldg(reinterpret_cast<const Chunk*>(at) + i);
-  }
-  // Of a row that is read once.
-  __device__ __forceinline__ void once(const S* at) {
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) chunk[i] = __ldcs(reinterpret_cast<const Chunk*>(at) + i);
-  }
-  // Of a copy of such loads for `lanes` lanes, in which the chunks of neighbouring lanes are neighbours.
-  __device__ __forceinline__ void spread(const char* copy, int lanes, int lane) {
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) chunk[i] = reinterpret_cast<const Chunk*>(copy)[i * lanes + lane];
-  }
-  __device__ __forceinline__ S operator[](int k) const {
-    constexpr int kOfChunk = kBytes / sizeof(S);
-    S some[kOfChunk];
-    memcpy(some, chunk + k / kOfChunk, kBytes);
-    return some[k % kOfChunk];
-  }
-};
-
-template <class S, int kCount>
-__device__ __forceinline__ void store_values(S* at, const S (&x)[kCount]) {
-  Loaded<S, kCount> packed;
-  memcpy(packed.chunk, x, sizeof(x));
-#pragma unroll
-  for (int i = 0; i < packed.kChunks; ++i) {
-    __stcs(reinterpret_cast<typename Loaded<S, kCount>::Chunk*>(at) + i, packed.chunk[i]);
-  }
-}
-
-template <class S>
-constexpr bool is_sixteen_bits = std::is_same_v<S, __nv_bfloat16> || std::is_same_v<S, __half>;
-
-// Values in arithmetic: 16-bit floats as float, all others as they are.
-template <class S>
-__device__ __forceinline__ auto value_of(S x) {
-  if constexpr (is_sixteen_bits<S>) {
-    return to_arithmetic(x);
-  } else {
-    return x;
-  }
-}
-
-template <class S, class A>
-__device__ __forceinline__ S stored(A x) {
-  if constexpr (is_sixteen_bits<S>) {
-    return to_storage<S>(static_cast<float>(x));
-  } else {
-    return static_cast<S>(x);
-  }
-}
-
 // The lane of a sub-warp. Outside of the row it computes what its first lane does, and writes nothing.
 template <class Args>
 struct Lane {
@@ -112,7 +38,10 @@ struct Lane {
       : args(args), vector(vector), inside(vector < args.vectors), some(inside ? vector : 0) {}
 
   // The lanes of the sub-warp, which exchange values while other sub-warps of the warp are elsewhere.
+  // kWhole: all lanes of the warp do, and the compiler knows it.
+  template <bool kWhole>
   __device__ __forceinline__ unsigned team() const {
+    if constexpr (kWhole) return kFullWarp;
     const int width = 1 << args.plan.team_log2, first = threadIdx.x % 32 / width * width;
     return (width == 32 ? 0xffffffffu : (1u << width) - 1) << first;
   }
@@ -128,6 +57,12 @@ struct Lane {
   __device__ __forceinline__ int64_t id(I position) const {
     const I* ids = static_cast<const I*>(args.graph.edge_ids);
     return ids ? static_cast<int64_t>(__ldcs(ids + position)) : static_cast<int64_t>(position);
+  }
+  // The position of this lane's edge in the next window.
+  template <class I>
+  __device__ __forceinline__ I after(I position) const {
+    const I last = static_cast<I>(args.graph.num_edges - 1), by = static_cast<I>(1) << args.plan.team_log2;
+    return last - position < by ? last : position + by;
   }
   template <class Piece>
   __device__ __forceinline__ Piece* place(int64_t slot) const {
@@ -256,7 +191,7 @@ __device__ __forceinline__ const S* afresh(const S* at) {
 }
 
 // Functions of the texts (shared/programs/scalar_ops.py).
-__device__ __forceinline__ float el_expf(float x) { return __expf(x); }
+__device__ __forceinline__ float el_expf(float x) { return power_of_two(x * float(kLog2e)); }
 __device__ __forceinline__ double el_exp(double x) { return exp(x); }
 __device__ __forceinline__ float el_logf(float x) { return logf(x); }
 __device__ __forceinline__ double el_log(double x) { return log(x); }
@@ -293,8 +228,8 @@ __global__ void __launch_bounds__(kFoldThreads, kBlocks) walk_kernel(const __gri
   const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
   const int vector = lane < args.plan.slice_vectors ? first + lane : static_cast<int>(args.vectors);
-  __shared__ uint4 parameters[(Walk::kShared + 15) / 16 + (Walk::kShared == 0)];
-  Walk walk(args, vector, reinterpret_cast<char*>(parameters));
+  extern __shared__ uint4 dynamic[];  // kShared bytes
+  Walk walk(args, vector, reinterpret_cast<char*>(dynamic));
   if constexpr (Walk::kShared > 0) {
     walk.fill();
     __syncthreads();

@@ -31,6 +31,7 @@ from .cuda_parts import (
     stored_type,
     value_type,
 )
+from .cuda_tiles import Tiles
 from .items import (
     Assemble,
     Draw,
@@ -104,6 +105,17 @@ def _parts(item: Item) -> list[Item]:
 class _Writer(Registers):
     """Values that are computed, and the text of all."""
 
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.tiles = Tiles(self)
+
+    def snapshot(self):
+        return super().snapshot(), self.tiles.snapshot()
+
+    def restore(self, saved) -> None:
+        super().restore(saved[0])
+        self.tiles.restore(saved[1])
+
     # Values ----------------------------------------------------------------------------------------------------------
 
     def value(self, item: Item, table: np.ndarray) -> Value:
@@ -141,8 +153,20 @@ class _Writer(Registers):
             for names in zip(*(a.names for a in args), strict=True)
         ]
         if item.op == "div" and kind == "float":
-            texts = [f"__fdividef({a}, {b})" for a, b in zip(args[0].names, args[1].names)]
+            above, below = args
+            if above.when == EDGE and below.when <= ROW and not isinstance(item.args[1], Number):
+                below = self.reciprocals(below)
+                texts = [f"{a} * {b}" for a, b in zip(above.names, below.names)]
+            else:
+                texts = [f"__fdividef({a}, {b})" for a, b in zip(above.names, below.names)]
         return self.let(max(a.when for a in args), kind, texts)
+
+    def reciprocals(self, value: Value) -> Value:
+        """One over a value that is the same for all edges of a row, computed as rarely."""
+        key = ("reciprocals", *value.names)
+        if key not in self.memo:
+            self.memo[key] = self.let(value.when, "float", [f"1.0f / {name}" for name in value.names])
+        return self.memo[key]
 
     def _view(self, item: View, table: np.ndarray) -> Value:
         return self.value(item.base, flat(item.at(unflat(table, item.shape)), item.base.shape, table.shape))
@@ -248,6 +272,9 @@ class _Writer(Registers):
     # Sums over items -------------------------------------------------------------------------------------------------
 
     def _reduce(self, item: Reduce, table: np.ndarray) -> Value:
+        product = self.tiles.product(item)
+        if product is not None:
+            return self.tiles.value(product, table)
         base = item.base
         extents = [base.shape[d] for d in item.dims]
         strides = strides_of(base.shape)
@@ -264,20 +291,18 @@ class _Writer(Registers):
         """The result of the way that writes the least, of those that can be written."""
         if len(ways) == 1:
             return ways[0]()
-        best, error, saved = None, None, self.snapshot()
+        best, errors, saved = None, [], self.snapshot()
         for way in ways:
             try:
                 way()
-            except (TooManyKept, TooMuchShared):
-                raise
             except NotLowered as found:
-                error = error or found
+                errors.append(found)
             else:
                 if best is None or self.cost() < best[0]:
                     best = self.cost(), way
             self.restore(saved)
         if best is None:
-            raise error
+            raise next((e for e in errors if isinstance(e, (TooManyKept, TooMuchShared))), errors[0])
         return best[1]()
 
     def cost(self) -> int:
@@ -334,7 +359,9 @@ class _Writer(Registers):
             group = 1 << (lanes - 1).bit_length()
         identity = {"add": "0", "mul": "1", "max": "-INFINITY", "min": "INFINITY"}[item.op]
         masked = [name if lanes == group else f"inside ? {name} : {kind}({identity})" for name in found.names]
-        return self.let(max(found.when, ROW), kind, [f"lanes_{item.op}<{group}>({m}, team())" for m in masked])
+        when = max(found.when, ROW)
+        team = f"team<{'kWhole' if when == EDGE else 'false'}>()"
+        return self.let(when, kind, [f"lanes_{item.op}<{group}>({m}, {team})" for m in masked])
 
     def _shared_out(self, item: Reduce, starts: np.ndarray, offsets: np.ndarray) -> Value:
         """Each lane reduces its part of all elements of all lanes, which then exchange them for their own."""
@@ -350,7 +377,7 @@ class _Writer(Registers):
             raise NotLowered("elements that lanes cannot exchange")
         self.lines[EDGE] += [
             f"{kind} {name}[{whole.shape[1]}] = {{{', '.join(found.names)}}};",
-            f"shares_add<{lanes}>({name}, team());",
+            f"shares_add<{lanes}>({name}, team<kWhole>());",
         ]
         self.extra += 3 * whole.shape[1]
         return Value([f"{name}[{i}]" for i in range(starts.shape[1])], EDGE)

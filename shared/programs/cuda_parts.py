@@ -76,11 +76,14 @@ class State:
 
 @dataclass
 class Total:
-    """A sum over all edges: ``places`` has for each element of the result its column and lane, or lane -1: all."""
+    """A sum over all edges: ``places`` has for each element of the result its column and lane, or lane -1: all.
+    ``in_tiles``: computed as in :mod:`edgeless.programs.cuda_tiles`.
+    """
 
     item: Item
     columns: int
     places: np.ndarray
+    in_tiles: bool = False
 
 
 @dataclass
@@ -96,6 +99,7 @@ class Text:
         carry: bytes of a lane's partial result.
         batch, blocks: edges in flight, blocks that an SM holds.
         registers: of a thread, about.
+        shared_bytes: of dynamic shared memory in a block.
     """
 
     code: str
@@ -107,6 +111,7 @@ class Text:
     batch: int
     blocks: int
     registers: int
+    shared_bytes: int
 
 
 @dataclass

@@ -25,6 +25,7 @@ from .cuda_parts import (
     stored_type,
     value_type,
 )
+from .cuda_tile_text import TileText
 from .items import Folded, Item, NotLowered, Reduce, Reshape, View
 from .lane_tables import flat, unflat
 from .online import Online
@@ -34,6 +35,8 @@ NAMESPACE = "walk"  # replaced by one that tells texts apart
 MOST_LINES = 1000  # for an edge
 MOST_TOTALS = 128  # registers of sums over all edges
 REGISTERS, THREADS = 65536, 128
+MOST_FEW = 150  # registers that the estimate finds a tenth too many of
+MOST_SHARED, SM_BYTES = 96 << 10, 220 << 10  # of shared memory in a block; on an SM, most of which is 228 KiB
 
 
 def assemble_text(writer: _Writer) -> Text:
@@ -45,9 +48,13 @@ def assemble_text(writer: _Writer) -> Text:
             states.append(_online(writer, fold, stage.online[id(fold)], states))
         elif fold.best is None:
             states.append(_state(writer, fold, next((f for f in stage.folds if f.best is fold), None)))
-    by_edge = [(item, *writer.spread(item, writer.tables_of(item))) for item in stage.by_edge]
-    totals = [_total(writer, item) for item in stage.totals]
-    if sum(t.columns for t, _ in totals) > MOST_TOTALS:
+    tiles = writer.tiles
+    by_edge = [(item, *writer.spread(item, writer.tables_of(item))) for item in stage.by_edge if not tiles.result(item)]
+    totals = []
+    for item in stage.totals:
+        outer = tiles.total(item)
+        totals.append(_total(writer, item) if outer is None else (outer, None))
+    if sum(t.columns for t, value in totals if value is not None) > MOST_TOTALS:
         raise NotLowered("sums over all edges of more registers than a thread has")
     return _Assembly(writer, states, by_edge, totals).text()
 
@@ -183,8 +190,23 @@ class _Assembly:
         for item, table, value in self.by_edge:
             w.uses_id = True
             takes += self.put(item, table, value.names, "id_[u]")
-        finish = []
+        registers = sum(len(s.table[0]) * (1 if s.arg is None else 3) for s in self.states)
+        registers += sum(t.columns for t, value in self.totals if value is not None)
+        if len(takes) > MOST_LINES:
+            raise NotLowered(f"an edge takes {len(takes)} statements")
+        most_lines = 1000 if w.tiles.used else 480
+        fits = [b for b in (4, 2, 1) if w.words * b <= 64 and len(takes) * b <= most_lines and b <= w.tiles.most_edges]
+        batch = max(fits, default=1)
+        if batch == 4 and w.tiles.used and w.tiles.most_edges >= 8 and w.words <= 4 and len(takes) * 8 <= most_lines:
+            batch = 8  # a whole tile is loaded while its products are computed
+        products = TileText(w.tiles, w.shared_bytes)
+        products.write(self.output)
+        takes += products.put
+        finish, names = [], iter(products.finish)
         for total, value in self.totals:
+            if value is None:
+                finish.append(f"{next(names)}.finish({self.output(total.item, 'float')});")
+                continue
             kind, name = value_type(total.item.dtype), w.name("a")
             if kind not in ("float", "double"):
                 raise NotLowered("a sum of integers over all edges")
@@ -192,22 +214,23 @@ class _Assembly:
             w.lines[ONCE].extend(f"{name}[{i}] = 0;" for i in range(total.columns))
             takes += [f"{name}[{i}] += {x};" for i, x in enumerate(value.names)]
             finish.append(f"add_totals<{total.columns}>(*this, {name}, {self.output(total.item, kind)});")
-        registers = sum(len(s.table[0]) * (1 if s.arg is None else 3) for s in self.states)
-        registers += sum(t.columns for t, _ in self.totals)
-        if len(takes) > MOST_LINES:
-            raise NotLowered(f"an edge takes {len(takes)} statements")
-        batch = next(b for b in (4, 2, 1) if b == 1 or (w.words * b <= 64 and len(takes) * b <= 480))
         registers += 56 + w.words * batch + (w.kept_values if w.keep else 0) + min(len(takes) // 6, 64)
-        blocks = min(max(REGISTERS // (THREADS * registers), 2), 8)
+        registers += products.registers
+        if w.tiles.used and registers <= MOST_FEW:
+            registers = int(0.9 * registers)
         carry = sum(self.bytes_of(s) for s in self.states)
+        shared = products.shared_bytes + THREADS * carry
+        blocks = min(max(min(REGISTERS // (THREADS * registers), SM_BYTES // max(shared, 1)), 2), 8)
         if carry > PIECE_BYTES:
             raise NotLowered(f"a row's results of {carry} bytes in a lane")
         if w.shared_bytes and w.shared_bytes + THREADS * carry > BLOCK_BYTES:
             raise TooMuchShared("parameters beside results that shared memory has no room for")
-        code = self.code(stores, finish, batch)
+        if shared > MOST_SHARED:
+            raise NotLowered(f"products of narrow features that need {shared} bytes of shared memory")
+        code = self.code(stores, finish, batch, products)
         return Text(
             code, w.reads, self.writes, [t for t, _ in self.totals], w.lanes, max(carry, 1), batch,
-            blocks, registers,
+            blocks, registers, products.shared_bytes,
         )  # fmt: skip
 
     @staticmethod
@@ -248,7 +271,7 @@ class _Assembly:
             )
         return lines
 
-    def code(self, stores: list[str], finish: list[str], batch: int) -> str:
+    def code(self, stores: list[str], finish: list[str], batch: int, products: TileText) -> str:
         w = self.w
         members = [f"{self.kind(s)} {s.name}[{s.table.shape[1]}];" for s in self.states]
         pieces = list(members)
@@ -286,35 +309,48 @@ class _Assembly:
         loads = []
         if w.uses_id:
             loads = ["id_[u] = __shfl_sync(kFullWarp, own_id, next + u, 1 << args.plan.team_log2);"]
-        own = "own_id = id(position); next = 0;" if w.uses_id else ""
-        choose = "next = b + kBatch;" if w.uses_id else ""
+        own, begin = ["own_id = next_id;", "next_id = id(after(position));", "next = 0;"] if w.uses_id else [], ""
+        if w.uses_id:
+            begin = "__device__ __forceinline__ void begin_walk(I position, I) { next_id = id(position); }"
+        choose = ["next = b + kBatch;", *products.choose] if w.uses_id else []
         near = "int64_t near_[kBatch];"
         totals = sum(t.columns for t, _ in self.totals)
-        args = f"WalkArgs<{max(len(w.reads), 1)}, {max(len(self.writes), 1)}>"
+        constants = "".join(f"\n  static constexpr int {text};" for text in products.constants)
         lines = "\n    ".join
+        closes = ""
+        if products.close:
+            body = lines(products.close)
+            closes = f"__device__ __forceinline__ void close(int b, int count, bool last) {{\n    {body}\n  }}"
+        args = f"WalkArgs<{max(len(w.reads), 1)}, {max(len(self.writes), 1)}>"
         return f"""namespace edgeless::cuda::programs::{NAMESPACE} {{
 {chr(10).join(w.tables)}
 using Args = {args};
 template <class I>
 struct Walk : Lane<Args> {{
-  static constexpr int kBatch = {batch}, kTotals = {totals}, kShared = {w.shared_bytes};
+  static constexpr int kBatch = {batch}, kTotals = {totals}, kShared = {products.shared_bytes};{constants}
   static constexpr bool kCheapEnd = false;
   struct Piece {{
     {lines(pieces)}
   }};
-  {lines(w.members)}
+  {lines([*w.members, *products.members])}
   {lines(members)}
-  int64_t own_row = 0, own_id = 0; int next = 0;
+  int64_t own_row = 0, own_id = 0, next_id = 0; int next = 0;
   {ids} {near}
   char* const shared;
   __device__ Walk(const Args& args, int vector, char* shared = nullptr) : Lane<Args>(args, vector), shared(shared) {{
-    {lines([*w.starts, *w.lines[ONCE]])}
+    {lines([*w.starts, *products.start, *w.lines[ONCE]])}
   }}
   __device__ __forceinline__ void fill() const {{
-    {lines(w.fills)}
+    {lines([*w.fills, *products.fills])}
   }}
-  __device__ __forceinline__ void own(I, I position) {{ {own} }}
-  __device__ __forceinline__ void choose(int b) {{ {choose} }}
+  {begin}
+  __device__ __forceinline__ void own(I, I position) {{
+    {lines(own)}
+  }}
+  __device__ __forceinline__ void choose(int b) {{
+    {lines(choose)}
+  }}
+  {closes}
   __device__ __forceinline__ void load(int u, I index, I position) {{
     const int64_t near = near_[u] = index;
     {lines([*loads, *w.load])}
@@ -325,9 +361,12 @@ struct Walk : Lane<Args> {{
     own_row = row;
     {lines(w.lines[ROW])}
   }}
-  __device__ __forceinline__ void take(int u, int64_t) {{
+  template <bool kWhole>
+  __device__ __forceinline__ void take_edge(int u) {{
     {lines(w.lines[EDGE])}
   }}
+  __device__ __forceinline__ void take(int u, int64_t) {{ take_edge<false>(u); }}
+  __device__ __forceinline__ void take_whole(int u, int64_t) {{ take_edge<true>(u); }}
   __device__ __forceinline__ Piece piece(int64_t, int64_t) const {{
     Piece piece;
     {lines(pack)}

@@ -69,12 +69,13 @@ class Pass:
 
 def _passes(stage: Stage) -> list[Pass]:
     """A stage in one pass, or in several where one would need more registers than a thread has."""
-    sums = sum(item.numel for item in stage.totals)
     try:
-        parts = stage.apart() if sums > MOST_JOINT_SUMS else []
-        whole = None if parts else Pass(stage)
-        if whole is not None and whole.text.registers > MOST_REGISTERS:
-            parts = stage.apart() or (stage.halves() if sums > MOST_JOINT_SUMS else [])
+        whole, parts = Pass(stage), []
+        if sum(t.item.numel for t in whole.text.totals if not t.in_tiles) > MOST_JOINT_SUMS:
+            parts = stage.apart()
+        if not parts and whole.text.registers > MOST_REGISTERS:
+            many = sum(item.numel for item in stage.totals) > MOST_JOINT_SUMS
+            parts = stage.apart() or (stage.halves() if many else [])
         return [each for part in parts for each in _passes(part)] or [whole]
     except NotLowered:
         if not stage.halves():
@@ -205,7 +206,7 @@ def _run(each: Pass, values, made, arrays, rows: int, edges: int, sizes: Sizes, 
     )  # fmt: skip
     walk, merge = each.kernels[indptr.dtype is torch.int64]
     stream = torch._C._cuda_getCurrentRawStream(device.index)
-    _launch(each.header, walk, (blocks, slices, 1), words, stream)
+    _launch(each.header, walk, (blocks, slices, 1), words, stream, text.shared_bytes)
     if slots:
         grid = (-(-slots // SLOTS_OF_BLOCK), -(-text.vectors // THREADS), 1)
         _launch(each.header, merge, grid, words, stream)
@@ -215,10 +216,10 @@ def _run(each: Pass, values, made, arrays, rows: int, edges: int, sizes: Sizes, 
         made[id(total.item)] = sums.index_select(0, flat)
 
 
-def _launch(header: str, expression: str, grid: Sequence[int], words: bytes, stream: int) -> None:
+def _launch(header: str, expression: str, grid: Sequence[int], words: bytes, stream: int, shared: int = 0) -> None:
     _C.launch_kernel(
-        header=header, expression=expression, grid=grid, block=THREADS, arguments=[words], shared_bytes=0, cluster=1,
-        cooperative=False, stream=stream,
+        header=header, expression=expression, grid=grid, block=THREADS, arguments=[words],
+        shared_bytes=shared, cluster=1, cooperative=False, stream=stream,
     )  # fmt: skip
 
 

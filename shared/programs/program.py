@@ -17,6 +17,7 @@ from ..dropout import seed_tensor
 from ..graph import Graph
 from . import index_rules, ops, view_rules  # noqa: F401  registers rules
 from .blocks import Interpreter, call_whole
+from .kept_sums import use_kept_sums
 from .passes import rewrite
 from .recording import Ops
 from .rules import Inference, space_of, value_of
@@ -93,10 +94,12 @@ class Program:
             raise
         except Exception as error:
             raise Refused(f"its gradients cannot be traced, {type(error).__name__}: {str(error)[:160]}") from error
-        infer.annotate(joint, [*arguments, *cotangents])
-        _name_arguments(joint, [*arguments, *cotangents])
         results = outputs_of(joint)
         first, last = len(self.outputs), len(self.outputs) + len(candidates)
+        if use_kept_sums(joint, results[first:last]):
+            self.notes.append("a sum of a softmax's gradient is computed on nodes")
+        infer.annotate(joint, [*arguments, *cotangents])
+        _name_arguments(joint, [*arguments, *cotangents])
         pairs = dict(zip(results[first:last], candidates))
         set_outputs(joint, results[last:])
         alive = set(joint.graph.nodes)

@@ -35,6 +35,9 @@ struct alignas(8) uint2 {
 struct float2 {
   float x, y;
 };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -121,6 +124,7 @@ inline ucontext_t scheduler;
 inline int current = 0;
 inline uint64_t progress = 0;
 inline Place thread_, block_;
+inline uint4* dynamic = nullptr;  // shared memory
 
 inline void pause() { swapcontext(&fibers[current].context, &scheduler); }
 
@@ -190,13 +194,17 @@ struct Launch {
   }
 };
 
-// Runs all blocks of a grid one after the other.
+// Runs all blocks of a grid one after the other. In every other block the last thread runs first, since in one order a
+// missing barrier may do no harm.
 template <class Args>
-inline void launch(void (*kernel)(Args), const char* words, int columns, int rows, int threads) {
+inline void launch(void (*kernel)(Args), const char* words, int columns, int rows, int threads, int shared_bytes = 0) {
+  std::vector<uint4> memory;
   Launch<Args>::kernel = kernel, Launch<Args>::args = reinterpret_cast<const Args*>(words);
   fibers.resize(threads);
   for (int block = 0; block < columns * rows; ++block) {
     block_ = {static_cast<unsigned>(block % columns), static_cast<unsigned>(block / columns), 0};
+    memory.assign(shared_bytes / 16 + 1, uint4{~0u, ~0u, ~0u, ~0u});
+    dynamic = memory.data();
     for (auto& all : meetings) all.clear();
     for (Fiber& fiber : fibers) {
       fiber.stack.assign(1 << 18, '\xff');
@@ -210,7 +218,8 @@ inline void launch(void (*kernel)(Args), const char* words, int columns, int row
       left = false;
       const uint64_t before = progress;
       bool ended = false;
-      for (current = 0; current < threads; ++current) {
+      for (int turn = 0; turn < threads; ++turn) {
+        current = block % 2 ? threads - 1 - turn : turn;
         if (fibers[current].done) continue;
         thread_ = {static_cast<unsigned>(current), 0, 0};
         swapcontext(&scheduler, &fibers[current].context);
@@ -240,3 +249,20 @@ inline bool __any_sync(unsigned mask, bool holds) { return on_host::ballot(mask,
 inline bool __all_sync(unsigned mask, bool holds) { return on_host::ballot(mask, !holds) == 0; }
 inline void __syncthreads() { on_host::barrier(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { on_host::ballot(mask, true); }
+
+// mma.m16n8k8 of TF32 values, whose lowest 13 bits do not count.
+inline void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool fresh) {
+  uint32_t left[32][4], right[32][4];
+  memcpy(left, on_host::exchange(~0u, a, sizeof(a)), sizeof(left));
+  memcpy(right, on_host::exchange(~0u, b, sizeof(b)), sizeof(right));
+  const auto value = [](uint32_t word) { return static_cast<double>(__uint_as_float(word & 0xffffe000u)); };
+  const int lane = on_host::current % 32;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    double sum = fresh ? 0 : c[i];
+    for (int k = 0; k < 8; ++k) {
+      sum += value(left[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) * value(right[column * 4 + k % 4][k / 4]);
+    }
+    c[i] = static_cast<float>(sum);
+  }
+}

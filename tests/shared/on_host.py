@@ -23,7 +23,12 @@ from edgeless.programs.program import Program
 PROCESSORS = 2  # of the GPU that walks are divided for
 _FLAGS = ("-std=gnu++17", "-O1", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
 _FLAGS += ("-ftrivial-auto-var-init=pattern",)  # a register that nobody has written is full of noise
-_POWER = 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));'
+# What g++ does not know in a header, and what is there in its place.
+_REPLACED = {
+    "common/vec.cuh": ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = exp2f(x);"),
+    "common/tf32.cuh": ("#if __CUDA_ARCH__ >= 800", "multiply_tf32(c, a, b, fresh);\n#if 0"),
+    "programs/walk.cuh": ("extern __shared__ uint4 dynamic[];", "uint4* const dynamic = on_host::dynamic;"),
+}
 _CORE = Path(__file__).resolve().parents[2] / "core_cuda"
 
 
@@ -39,14 +44,14 @@ def missing() -> str | None:
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory:
-    """A folder with the headers of the core, in which the one instruction of PTX that walks use is a call."""
+    """A folder with the headers of the core, in which the instructions of PTX that walks use are calls."""
     made = tempfile.TemporaryDirectory(prefix="edgeless-")
     root = Path(made.name)
     shutil.copytree(_CORE, root / "core", ignore=lambda folder, names: [n for n in names if n.endswith(".cpp")])
-    vectors = root / "core/common/vec.cuh"
-    text = vectors.read_text()
-    assert _POWER in text
-    vectors.write_text(text.replace(_POWER, "y = exp2f(x);"))
+    for name, (old, new) in _REPLACED.items():
+        text = (root / "core" / name).read_text()
+        assert old in text
+        (root / "core" / name).write_text(text.replace(old, new))
     for name in ("cuda_fp16.h", "cuda_bf16.h"):
         (root / "core" / name).write_text("")
     return made
@@ -54,13 +59,15 @@ def _folder() -> tempfile.TemporaryDirectory:
 
 @functools.cache
 def _library(header: str, expression: str) -> ctypes.CDLL:
-    """The kernel of a text as a function of the words of its argument, the columns and rows of the grid and threads."""
+    """The kernel of a text as a function of the words of its argument, the columns and rows of the grid, the threads
+    and the bytes of dynamic shared memory.
+    """
     header, text = provider._texts[header]
-    call = f"on_host::launch(&{expression}, words, columns, rows, threads);"
+    call = f"on_host::launch(&{expression}, words, columns, rows, threads, bytes);"
     source = f"""#include "on_host.h"
 #include "{header}"
 {text}
-extern "C" void launch(const char* words, int columns, int rows, int threads) {{ {call} }}
+extern "C" void launch(const char* words, int columns, int rows, int threads, int bytes) {{ {call} }}
 """
     with tempfile.TemporaryDirectory(dir=_folder().name) as folder:
         file = Path(folder) / "kernel.cpp"
@@ -75,8 +82,8 @@ extern "C" void launch(const char* words, int columns, int rows, int threads) {{
         return ctypes.CDLL(str(library))
 
 
-def _launch(header, expression, grid, words, stream):
-    _library(header, expression).launch(words, grid[0], grid[1], cuda_walks.THREADS)
+def _launch(header, expression, grid, words, stream, shared=0):
+    _library(header, expression).launch(words, grid[0], grid[1], cuda_walks.THREADS, shared)
 
 
 class _Torch:

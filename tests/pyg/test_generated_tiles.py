@@ -1,0 +1,143 @@
+"""Products of narrow edge features in generated kernels: which are found, and what they compute."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import on_host as host
+import pytest
+import torch
+import torch_geometric.nn as stock
+from generated_cases import error
+from test_generated_cuda import NEEDS_NVRTC, cast, results, skewed, walks_of
+from torch import nn
+
+import edgeless
+from edgeless.kernels import Store, compiled
+from edgeless.kernels.provider import kernel_named
+from edgeless.programs.cuda_tiles import _places, _steps
+from edgeless.programs.cuda_walks import CudaWalk
+from edgeless.programs.schedule import is_fold
+from edgeless.pyg import generated
+from edgeless.tools.cli.own_attention import own_attention
+
+LAYERS = {
+    "GINEConv": lambda f, k: stock.GINEConv(nn.Linear(f, f), edge_dim=k),
+    "CGConv": lambda f, k: stock.CGConv(f, k),
+    "own attention": lambda f, k: own_attention(stock.MessagePassing)(f, f, k),
+}
+# Products of features, sums over all edges and gradients of features in the passes of the forward and of the backward.
+FOUND = {
+    "GINEConv": [(1, 0, 0), (1, 1, 1)],
+    "CGConv": [(2, 0, 0), (2, 2, 2), (2, 0, 0)],
+    "own attention": [(2, 0, 0), (2, 2, 2), (2, 0, 0)],
+}
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch):
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+
+
+def inputs(width, features, nodes=3000, edges=60_000, hub=9000):
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(nodes, width, dtype=torch.float64, generator=g).requires_grad_()
+    ends = skewed(nodes, edges, hub)
+    e = torch.randn(ends.size(1), features, dtype=torch.float64, generator=g).requires_grad_()
+    return x, ends, e
+
+
+def passes_of(monkeypatch, name, width, features, dtype=torch.float32):
+    args = inputs(width, features, 40, 300, 60)
+    walks = walks_of(monkeypatch, lambda: LAYERS[name](width, features), dtype, args, {})
+    found = {id(walk): CudaWalk(walk, sizes, needed) for walk, sizes, needed in walks}
+    return [each for walk in found.values() for each in walk.passes]
+
+
+def counts(each):
+    texts = ("multiply_features", "TileTotals", "sums.template multiply_columns")
+    return tuple(each.text.code.count(f" {text}<") for text in texts)
+
+
+@pytest.mark.parametrize("name, dtype", [*((n, torch.float32) for n in LAYERS), ("CGConv", torch.bfloat16)])
+def test_each_walk_is_one_pass_with_its_products(monkeypatch, name, dtype):
+    assert [counts(each) for each in passes_of(monkeypatch, name, 64, 16, dtype)] == FOUND[name]
+
+
+@pytest.mark.parametrize("width, features", [(60, 16), (64, 12), (64, 16)])
+def test_other_shapes_and_float64_are_computed_by_each_lane(monkeypatch, width, features):
+    dtype = torch.float64 if (width, features) == (64, 16) else torch.float32
+    assert all(counts(each) == (0, 0, 0) for each in passes_of(monkeypatch, "GINEConv", width, features, dtype))
+
+
+@pytest.mark.parametrize("columns, features", [(32, 16), (64, 16), (64, 32), (128, 16), (96, 16)])
+def test_every_element_of_a_sum_has_a_place_of_its_own(columns, features):
+    column, feature = (a.ravel() for a in np.meshgrid(np.arange(columns), np.arange(features), indexing="ij"))
+    assert sorted(_places(column, feature, features)) == list(range(columns * features))
+
+
+def test_matrices_are_read_by_their_steps():
+    table = np.arange(12).reshape(3, 4)
+    assert _steps(table) == (0, 4, 1) and _steps(table.T) == (0, 1, 4) and _steps(table[::-1]) == (8, -4, 1)
+    assert _steps(table[:, [0, 1, 3]]) is None and _steps(table[[0, 2, 1]]) is None
+
+
+@pytest.mark.parametrize("dtype, folds", [(torch.float32, [3, 1, 1]), (torch.bfloat16, [3, 2, 1])])
+def test_a_sum_of_the_softmaxs_gradient_is_computed_on_nodes(monkeypatch, dtype, folds):
+    walks = walks_of(monkeypatch, lambda: LAYERS["own attention"](8, 4), dtype, inputs(8, 4, 40, 300, 60), {})
+    walks = {id(walk): walk for walk, *_ in walks}.values()
+    assert [sum(map(is_fold, walk.ops)) for walk in walks] == folds  # what 16 bits keep is rounded
+
+
+@NEEDS_NVRTC
+@pytest.mark.parametrize("name", LAYERS)
+def test_texts_with_products_compile(monkeypatch, name):
+    for each in passes_of(monkeypatch, name, 64, 16):
+        image = compiled(kernel_named(each.header, each.kernels[False][0]), 80, store=Store(None), packs=[])
+        assert image.kind == "cubin" and image.code
+
+
+ON_HOST = [
+    *((name, 64, 16, 500, torch.float32) for name in LAYERS),
+    ("GINEConv", 96, 32, 300, torch.float32),
+    ("GINEConv", 32, 16, 3, torch.float32),
+    ("GINEConv", 128, 16, 300, torch.bfloat16),
+]
+
+
+@pytest.mark.skipif(host.missing() is not None, reason=f"{host.missing()}")
+@pytest.mark.parametrize("name, width, features, edges, dtype", ON_HOST)
+def test_products_agree_with_the_layer_on_the_host(name, width, features, edges, dtype):
+    torch.manual_seed(1)
+    layer = LAYERS[name](width, features).double()
+    x, ends, e = inputs(width, features, 60, 900, 300)
+    args = x, ends[:, :edges], e[:edges].detach().requires_grad_()
+    expected = results(layer, args, {})
+    theirs, ours = (copy.deepcopy(layer).to(dtype) for _ in range(2))
+    edgeless.accelerate(ours)
+    generated.PROGRAMS.clear()
+    with host.on_host() as interpreted:
+        found = results(ours, cast(args, "cpu", dtype), {})
+    generated.PROGRAMS.clear()
+    assert not interpreted
+    for mine, other, exact in zip(found, results(theirs, cast(args, "cpu", dtype), {}), expected, strict=True):
+        assert error(mine.double(), exact) < max(1e-5, 2 * error(other.double(), exact))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("edges", [1, 17, 60_000])
+@pytest.mark.parametrize("width, features", [(32, 16), (64, 16), (64, 32), (96, 16), (128, 16)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_products_agree_with_the_layer(name, width, features, edges):
+    torch.manual_seed(1)
+    layer = LAYERS[name](width, features).double()
+    x, ends, e = inputs(width, features)
+    e = e[:edges].detach().requires_grad_()
+    args = (x, ends[:, :edges], e)
+    expected = results(layer, args, {})
+    ours = copy.deepcopy(layer).to("cuda", torch.float32)
+    edgeless.accelerate(ours)
+    first, second = (results(ours, cast(args, "cuda", torch.float32), {}) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert max(error(a.cpu().double(), b) for a, b in zip(first, expected, strict=True)) < 1e-5
