@@ -94,6 +94,11 @@ class CudaWalk:
         self.walk, self.lowered = walk, lower(walk, sizes, needed)
         self.passes = [each for stage in stages_of(self.lowered) for each in _passes(stage)]
 
+    @property
+    def sums(self) -> int:
+        """The numbers of its sums over all edges, without those that the tensor cores compute."""
+        return sum(total.item.numel for each in self.passes for total in each.text.totals if not total.in_tiles)
+
     def __call__(self, values: dict[Node, Any], graph: Graph, sizes: Sizes, receiving: int) -> list[Any]:
         """The values of the walk's sinks."""
         by_receiving = self.walk.end == receiving

@@ -27,7 +27,7 @@ INTERPRETED = 1 << 25
 TRACED = {"cpu": 1 << 25, "cuda": 1 << 30}
 # Or at once for so many, whose tensors may not fit into memory.
 AT_ONCE = 1 << 28
-# On CUDA walks with more sums over all edges, or more results, than those of GINEConv and GENConv were measured slower.
+# On CUDA walks with more results, or more sums over all edges outside of the tensor cores, were measured slower.
 MOST_SUMS, MOST_SINKS = 1 << 11, 4
 _HOOKED = "saved tensors have hooks, under which a call that is repeated must run the same way"
 _ANYWAY = " (EDGELESS_GENERATE=on runs it all the same)"
@@ -80,9 +80,6 @@ def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.de
 
 def refuse_slow(program, graph: Graph) -> None:
     """Refuses a program that would be slower on a graph by what can run it now."""
-    from .rules import value_of  # the tracer, which this imports, takes long to import
-    from .schedule import is_total
-
     numbers = graph.num_edges * program.width
     _refuse_fewer(graph.num_edges, program.width, graph.device)
     if _are_hooked() and (numbers < _large(graph.device) or program.divides_extrema):
@@ -90,12 +87,12 @@ def refuse_slow(program, graph: Graph) -> None:
     if program.landing is not None:
         return
     if graph.device.type == "cuda":
-        for walk in program.walks():
-            sums = sum(value_of(sink).numel() for sink in walk.sinks if is_total(sink))
-            if sums >= MOST_SUMS or len(walk.sinks) > MOST_SINKS:
-                raise Refused(f"a walk has {len(walk.sinks)} results and sums {sums} numbers over all edges{_ANYWAY}")
         if not program.ready(graph):
             raise Refused(f"some of its walks have no generated kernels{_ANYWAY}")
+        results = max((len(walk.sinks) for walk in program.walks()), default=0)
+        sums = program.most_sums(graph.device)
+        if sums >= MOST_SUMS or results > MOST_SINKS:
+            raise Refused(f"a walk has {results} results, and one sums {sums} numbers over all edges{_ANYWAY}")
     if program.ready(graph):
         return
     if program.divides_extrema:
