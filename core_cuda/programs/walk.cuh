@@ -190,6 +190,12 @@ __device__ __forceinline__ const S* afresh(const S* at) {
   return at;
 }
 
+// An index of a table; one outside of it stops the kernel, as torch's own does.
+__device__ __forceinline__ int64_t within(int64_t index, int64_t extent) {
+  if (static_cast<uint64_t>(index) >= static_cast<uint64_t>(extent)) __trap();
+  return index;
+}
+
 // Functions of the texts (shared/programs/scalar_ops.py).
 __device__ __forceinline__ float el_expf(float x) { return power_of_two(x * float(kLog2e)); }
 __device__ __forceinline__ double el_exp(double x) { return exp(x); }

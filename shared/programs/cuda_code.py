@@ -262,11 +262,11 @@ class _Writer(Registers):
         at, of = item.at(unflat(table, item.shape))
         index = self.value(item.index, flat(of, item.index.shape, table.shape))
         start, pointer = flat(at, base.shape, table.shape), self.pointer(base)
-        stride = math.prod(base.shape[item.dim + 1 :])
+        extent, stride = base.shape[item.dim], math.prod(base.shape[item.dim + 1 :])
         texts = []
         for c in range(table.shape[1]):
             place = self.place(start[:, c : c + 1], 1)
-            texts.append(f"value_of(__ldg({pointer} + {place} + {index.names[c]} * {stride}))")
+            texts.append(f"value_of(__ldg({pointer} + {place} + within({index.names[c]}, {extent}) * {stride}))")
         return self.let(index.when, value_type(base.dtype), texts)
 
     # Sums over items -------------------------------------------------------------------------------------------------

@@ -286,11 +286,16 @@ class _Lowering:
         shape, dtype = tuple(value_of(node).shape), self.dtype(node)
         if index.numel != 1 or dim != 0:
             raise NotLowered(f"{name_of(node)} by several indices of an edge")
-        rest, index = reshape(grad, shape[1:]), cast(reshape(index, ()), torch.int64)
-        index = where(apply("lt", index, 0, dtype=torch.bool), apply("add", index, shape[0]), index)
+        rest, index = reshape(grad, shape[1:]), from_start(reshape(index, ()), shape[0])
         if padding >= 0:
             rest = where(expand(apply("eq", index, padding, dtype=torch.bool), rest.shape), 0, rest)
         return Total(node, shape, dtype, rest, index)
+
+
+def from_start(index: Item, extent: int) -> Item:
+    """Places counted from the start, of which negative ones were counted from the end; int64."""
+    index = cast(index, torch.int64)
+    return where(apply("lt", index, 0, dtype=torch.bool), apply("add", index, extent), index)
 
 
 def _like(item: Item) -> tuple[tuple[int, ...], torch.dtype]:

@@ -25,7 +25,7 @@ from .items import (
     reduce,
     reshape,
 )
-from .lower import _Lowering, views
+from .lower import _Lowering, from_start, views
 from .rules import argument, from_front, name_of, shape_of, space_of, value_of
 from .scalar_ops import where
 
@@ -239,8 +239,8 @@ def _index(low: _Lowering, node: Node, given):
     used = [(dim, index) for dim, index in enumerate(node.args[1]) if index is not None]
     if len(used) != 1 or value_of(used[0][1]).dtype in (torch.bool, torch.uint8):
         raise NotLowered("an index by several tensors or a mask")
-    dim, index = used[0]
-    return _looked_up(low, given(node.args[0]), dim, given(index), low.item_shape(node))
+    (dim, index), x = used[0], given(node.args[0])
+    return _looked_up(low, x, dim, from_start(given(index), x.shape[dim]), low.item_shape(node))
 
 
 @views("gather")

@@ -18,8 +18,7 @@ from .spaces import Refused
 
 # From these numbers on compiled code, generated kernels and existing ops are faster, forward and backward. Below, edge
 # tensors stay in the caches and calls of Python decide.
-LEAST = {"cpu": 1 << 20}
-ON_CUDA = 1 << 26  # was measured there, but not enough drawn messages have run; LEAST is to have it then
+LEAST = {"cpu": 1 << 20, "cuda": 1 << 26}
 TINY = 1 << 10  # edges, below which no width has so many
 OF_TINY = f"fewer than {TINY:,} edges take the stock ops less time than a closer look"
 # From these on ops on blocks of edges are, but for gradients of extrema, where nothing is compiled.
@@ -28,7 +27,8 @@ INTERPRETED = 1 << 25
 TRACED = {"cpu": 1 << 25, "cuda": 1 << 30}
 # Or at once for so many, whose tensors may not fit into memory.
 AT_ONCE = 1 << 28
-# On CUDA walks with more sums over all edges, or more results, than those of GINEConv and GENConv were measured slower.
+# On CUDA walks with more sums over all edges, or more results, than those of GINEConv and GENConv were measured slower,
+# but for those that tensor cores compute (0075).
 MOST_SUMS, MOST_SINKS = 1 << 11, 4
 _HOOKED = "saved tensors have hooks, under which a call that is repeated must run the same way"
 _ANYWAY = " (EDGELESS_GENERATE=on runs it all the same)"
@@ -54,7 +54,7 @@ def refuse_small(num_edges: int, kwargs: dict[str, Any], device: torch.device) -
 def _refuse_fewer(num_edges: int, width: int, device: torch.device) -> None:
     least = LEAST.get(device.type)
     if least is None:
-        raise Refused(f"on {device.type} programs do not run by default yet{_ANYWAY}")
+        raise Refused(f"on {device.type} programs do not run by default{_ANYWAY}")
     if num_edges * width < least:
         raise Refused(
             f"{num_edges} edges with {width} numbers each are fewer than the {least} numbers from which a program is "
@@ -81,9 +81,6 @@ def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.de
 
 def refuse_slow(program, graph: Graph) -> None:
     """Refuses a program that would be slower on a graph by what can run it now."""
-    from .rules import value_of  # the tracer, which this imports, takes long to import
-    from .schedule import is_total
-
     numbers = graph.num_edges * program.width
     _refuse_fewer(graph.num_edges, program.width, graph.device)
     if _are_hooked() and (numbers < _large(graph.device) or program.divides_extrema):
@@ -91,12 +88,12 @@ def refuse_slow(program, graph: Graph) -> None:
     if program.landing is not None:
         return
     if graph.device.type == "cuda":
-        for walk in program.walks():
-            sums = sum(value_of(sink).numel() for sink in walk.sinks if is_total(sink))
-            if sums >= MOST_SUMS or len(walk.sinks) > MOST_SINKS:
-                raise Refused(f"a walk has {len(walk.sinks)} results and sums {sums} numbers over all edges{_ANYWAY}")
         if not program.ready(graph):
             raise Refused(f"some of its walks have no generated kernels{_ANYWAY}")
+        for walk in program.walks():
+            results, sums = walk.code.on_cuda.of_lanes()
+            if sums >= MOST_SUMS or results > MOST_SINKS:
+                raise Refused(f"a walk has {results} results and sums {sums} numbers over all edges{_ANYWAY}")
     if program.ready(graph):
         return
     if program.divides_extrema:

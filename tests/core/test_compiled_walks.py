@@ -10,7 +10,7 @@ from test_programs import BY_ROUNDING, arguments, error_of_gated_maxima
 
 from edgeless import Graph
 from edgeless.formats import CSR
-from edgeless.programs import EDGE, NODE, Space, c_compiler, compiled
+from edgeless.programs import EDGE, NODE, Sizes, Space, c_compiler, compiled
 from edgeless.programs.c_driver import parts_of
 from edgeless.programs.checking import check
 from edgeless.programs.program import Program
@@ -198,6 +198,26 @@ def test_nan_and_infinities_stay(now):
         expected = program(graph, tensors)[0]
     assert found.isnan().any()
     torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-11, atol=1e-11)
+
+
+def by_place(sizes, ends, ids, seed, x, e, w, kind):
+    return (reduced(w[kind - WIDTH // 2] * (x[ends[0]] + x[ends[1]]), ends[1], sizes.destinations),)
+
+
+def result_by_place():
+    """The result of a program whose places are partly counted from the end, and what it should be."""
+    ends, (x, e, w, kind) = inputs()
+    node, edge = Space(NODE, 0), Space(EDGE, 0)
+    args = arguments(("x", x, node), ("e", e, edge), ("w", w, Space()), ("kind", kind, edge))
+    program = Program(by_place, args, True, 1, ())
+    found = program(Graph.from_edge_index(ends, NODES, NODES), [x, e, w, kind])[0]
+    return found, by_place(Sizes(NODES, NODES, EDGES), ends, None, None, x, e, w, kind)[0], program.walks()
+
+
+def test_places_from_the_end(now):
+    found, right, walks = result_by_place()
+    assert {walk.code.text() for walk in walks} == {"compiled"}
+    torch.testing.assert_close(found, right)
 
 
 def test_an_index_outside_of_a_table_is_an_error(now):

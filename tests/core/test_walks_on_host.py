@@ -5,7 +5,7 @@ from __future__ import annotations
 import on_host as host
 import pytest
 import torch
-from test_compiled_walks import FUNCTIONS, NODES, gated, inputs, per_edge, program_of, results
+from test_compiled_walks import FUNCTIONS, NODES, WIDTH, gated, inputs, per_edge, program_of, result_by_place, results
 from test_programs import BY_ROUNDING, error_of_gated_maxima
 
 from edgeless import Graph
@@ -39,6 +39,13 @@ def test_the_same_as_the_interpreter(function, processors, monkeypatch):
 def test_shares_of_messages_that_are_almost_equal_sum_to_one(dtype, on_host):
     assert error_of_gated_maxima(dtype) < BY_ROUNDING[dtype]
     assert not on_host
+
+
+def test_places_from_the_end_and_outside(on_host):
+    found, right, walks = result_by_place()
+    assert {walk.code.text() for walk in walks} == {"a generated kernel"}
+    torch.testing.assert_close(found, right)
+    assert f", {WIDTH})" in walks[0].code.on_cuda.passes[0].text.code.split("within(", 1)[1]  # else it reads anywhere
 
 
 @pytest.mark.parametrize("function", [gated, per_edge])

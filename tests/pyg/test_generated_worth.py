@@ -156,3 +156,15 @@ def test_users_layers_are_swapped_by_default():
     model = nn.ModuleList([Mine(), stock.GINEConv(nn.Linear(6, 6))])
     report = edgeless.accelerate(model)
     assert len(report.swapped) == 2 and not report.kept and isinstance(model[0], Mine)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["GINEConv", "ResGatedGraphConv"])
+def test_on_cuda_programs_run_from_their_own_numbers_on(monkeypatch, name):
+    layer, ours, args, _ = case(name)
+    layer, ours, args = layer.cuda(), ours.cuda(), [arg.cuda() for arg in args]
+    assert f"the {worth.LEAST['cuda']} numbers" in outcome(ours, *args)
+    monkeypatch.setitem(worth.LEAST, "cuda", 100)
+    monkeypatch.setitem(worth.TRACED, "cuda", 0)
+    assert outcome(ours, *args) == "generated"
+    assert error(ours(*args).cpu(), layer(*args).cpu()) < 1e-10

@@ -247,6 +247,7 @@ inline T __shfl_xor_sync(unsigned mask, T x, int step) {
 inline unsigned __ballot_sync(unsigned mask, bool holds) { return on_host::ballot(mask, holds); }
 inline bool __any_sync(unsigned mask, bool holds) { return on_host::ballot(mask, holds) != 0; }
 inline bool __all_sync(unsigned mask, bool holds) { return on_host::ballot(mask, !holds) == 0; }
+inline void __trap() { on_host::fail("the kernel has stopped"); }
 inline void __syncthreads() { on_host::barrier(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { on_host::ballot(mask, true); }
 
