@@ -222,11 +222,6 @@ class Interpreter:
         """Whether generated kernels run all walks."""
         return not any(isinstance(self.cuda_walk(walk, device), str) for walk in self.plan.walks())
 
-    def most_sums(self, device: torch.device) -> int:
-        """The most numbers that a walk by generated kernels sums over all edges outside of the tensor cores."""
-        found = [self.cuda_walk(walk, device) for walk in self.plan.walks()]
-        return max((walk.sums for walk in found if not isinstance(walk, str)), default=0)
-
     def run_on_cuda(self, walk: Walk, values: dict, graph: Graph, sizes: Sizes) -> Optional[list[Any]]:
         """The sinks of a walk by generated kernels, or None if there are none."""
         found = self.cuda_walk(walk, graph.device)

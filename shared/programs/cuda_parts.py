@@ -100,6 +100,7 @@ class Text:
         batch, blocks: edges in flight, blocks that an SM holds.
         registers: of a thread, about.
         shared_bytes: of dynamic shared memory in a block.
+        in_tiles: results that are computed as in :mod:`edgeless.programs.cuda_tiles`.
     """
 
     code: str
@@ -112,6 +113,7 @@ class Text:
     blocks: int
     registers: int
     shared_bytes: int
+    in_tiles: int
 
 
 @dataclass

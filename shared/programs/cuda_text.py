@@ -230,7 +230,7 @@ class _Assembly:
         code = self.code(stores, finish, batch, products)
         return Text(
             code, w.reads, self.writes, [t for t, _ in self.totals], w.lanes, max(carry, 1), batch,
-            blocks, registers, products.shared_bytes,
+            blocks, registers, products.shared_bytes, len(w.tiles.outers) + len(w.tiles.gradients),
         )  # fmt: skip
 
     @staticmethod

@@ -94,10 +94,11 @@ class CudaWalk:
         self.walk, self.lowered = walk, lower(walk, sizes, needed)
         self.passes = [each for stage in stages_of(self.lowered) for each in _passes(stage)]
 
-    @property
-    def sums(self) -> int:
-        """The numbers of its sums over all edges, without those that the tensor cores compute."""
-        return sum(total.item.numel for each in self.passes for total in each.text.totals if not total.in_tiles)
+    def of_lanes(self) -> tuple[int, int]:
+        """How many results lanes compute, and how many numbers they sum over all edges; the rest is in tiles."""
+        totals = [total for each in self.passes for total in each.text.totals if not total.in_tiles]
+        in_tiles = sum(each.text.in_tiles for each in self.passes)
+        return len(self.walk.sinks) - in_tiles, sum(total.item.numel for total in totals)
 
     def __call__(self, values: dict[Node, Any], graph: Graph, sizes: Sizes, receiving: int) -> list[Any]:
         """The values of the walk's sinks."""

@@ -153,10 +153,6 @@ class Program:
         ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in self.walks()]  # all begin side by side
         return all(ready)
 
-    def most_sums(self, device: torch.device) -> int:
-        """The most numbers that one of its generated kernels sums over all edges outside of the tensor cores."""
-        return max(run.most_sums(device) for run in (self.forward, self.backward) if run is not None)
-
     def may_run_compiled(self, graph: Graph) -> bool:
         """Whether walks may run as compiled code where they have it: of a program with gradients of extrema all or
         none, since its backward finds equal messages by computing them again, which must round as its forward did.

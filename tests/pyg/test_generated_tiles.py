@@ -48,11 +48,14 @@ def inputs(width, features, nodes=3000, edges=60_000, hub=9000):
     return x, ends, e
 
 
-def passes_of(monkeypatch, name, width, features, dtype=torch.float32):
+def cuda_walks_of(monkeypatch, name, width, features, dtype=torch.float32):
     args = inputs(width, features, 40, 300, 60)
     walks = walks_of(monkeypatch, lambda: LAYERS[name](width, features), dtype, args, {})
-    found = {id(walk): CudaWalk(walk, sizes, needed) for walk, sizes, needed in walks}
-    return [each for walk in found.values() for each in walk.passes]
+    return list({id(walk): CudaWalk(walk, sizes, needed) for walk, sizes, needed in walks}.values())
+
+
+def passes_of(*args):
+    return [each for walk in cuda_walks_of(*args) for each in walk.passes]
 
 
 def counts(each):
@@ -63,6 +66,19 @@ def counts(each):
 @pytest.mark.parametrize("name, dtype", [*((n, torch.float32) for n in LAYERS), ("CGConv", torch.bfloat16)])
 def test_each_walk_is_one_pass_with_its_products(monkeypatch, name, dtype):
     assert [counts(each) for each in passes_of(monkeypatch, name, 64, 16, dtype)] == FOUND[name]
+
+
+# Of each walk the results of lanes and the numbers that they sum over all edges, which decide whether it pays.
+OF_LANES = {
+    "GINEConv": [(1, 0), (2, 64)],
+    "CGConv": [(1, 0), (2, 0), (2, 0)],
+    "own attention": [(3, 0), (2, 64), (1, 0)],
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_results_in_tiles_cost_lanes_nothing(monkeypatch, name):
+    assert [walk.of_lanes() for walk in cuda_walks_of(monkeypatch, name, 64, 16)] == OF_LANES[name]
 
 
 @pytest.mark.parametrize("width, features", [(60, 16), (64, 12), (64, 16)])
