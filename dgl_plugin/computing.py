@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 PROGRAMS = ProgramCache()
+LEAST_WIDTH = 4  # numbers of an edge; below, DGL's ops were measured to be as fast on the CPU
+_ANYWAY = " (EDGELESS_GENERATE=on runs a program all the same)"
 
 
 def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> list[Tensor]:
@@ -89,6 +91,8 @@ def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> l
         raise Refused("a norm over one edge is an error of the layer's")
     if program.landing is None and recorder.choice == "land":
         raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
+    if recorder.choice == "auto" and recorder.device.type == "cpu" and program.width < LEAST_WIDTH:
+        raise _for_good(f"on the CPU DGL's ops on {program.width} numbers an edge are as fast{_ANYWAY}")
     check_graph(program, recorder.handle, recorder.choice)
     if not is_finite_without_edges(program, tensors, spaces, 1, recorder.handle):
         raise Refused("a node without edges has features that are not finite, which gradients of weights would be")
