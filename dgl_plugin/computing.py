@@ -39,7 +39,7 @@ def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> l
         Refused: there is none, or it would be slower.
     """
     if recorder.choice == "auto" and recorder.device.type == "cpu" and all(map(_is_op_of_dgl, values)):
-        raise _for_good("DGL has an op for it that is as fast on the CPU (EDGELESS_GENERATE=on runs it all the same)")
+        raise _for_good(f"DGL has an op for it that is as fast on the CPU{_ANYWAY}")
     one_set = recorder.sizes.one_set
     tensors: list[Tensor] = []
     spaces: list[Space] = []
@@ -70,7 +70,10 @@ def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> l
         *(rounds_to(recorder.device.type), torch.get_default_dtype()),
     )
     if key not in PROGRAMS:
-        check_settled(recorder.layer)
+        try:
+            check_settled(recorder.layer)
+        except Refused as error:
+            raise _for_good(str(error)) from None
     wanted = [FIRST + i for i, t in enumerate(tensors) if recorder.grad and t.requires_grad and t.is_floating_point()]
 
     def arguments() -> list[Argument]:
