@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 PROGRAMS = ProgramCache()
+LEAST_WIDTH = 4  # numbers of an edge; below, DGL's ops were measured to be as fast on the CPU
+_ANYWAY = " (EDGELESS_GENERATE=on runs a program all the same)"
 
 
 def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> list[Tensor]:
@@ -37,7 +39,7 @@ def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> l
         Refused: there is none, or it would be slower.
     """
     if recorder.choice == "auto" and recorder.device.type == "cpu" and all(map(_is_op_of_dgl, values)):
-        raise _for_good("DGL has an op for it that is as fast on the CPU (EDGELESS_GENERATE=on runs it all the same)")
+        raise _for_good(f"DGL has an op for it that is as fast on the CPU{_ANYWAY}")
     one_set = recorder.sizes.one_set
     tensors: list[Tensor] = []
     spaces: list[Space] = []
@@ -68,7 +70,10 @@ def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> l
         *(rounds_to(recorder.device.type), torch.get_default_dtype()),
     )
     if key not in PROGRAMS:
-        check_settled(recorder.layer)
+        try:
+            check_settled(recorder.layer)
+        except Refused as error:
+            raise _for_good(str(error)) from None
     wanted = [FIRST + i for i, t in enumerate(tensors) if recorder.grad and t.requires_grad and t.is_floating_point()]
 
     def arguments() -> list[Argument]:
@@ -89,6 +94,8 @@ def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> l
         raise Refused("a norm over one edge is an error of the layer's")
     if program.landing is None and recorder.choice == "land":
         raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
+    if recorder.choice == "auto" and recorder.device.type == "cpu" and program.width < LEAST_WIDTH:
+        raise _for_good(f"on the CPU DGL's ops on {program.width} numbers an edge are as fast{_ANYWAY}")
     check_graph(program, recorder.handle, recorder.choice)
     if not is_finite_without_edges(program, tensors, spaces, 1, recorder.handle):
         raise Refused("a node without edges has features that are not finite, which gradients of weights would be")

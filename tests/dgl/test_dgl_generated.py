@@ -10,7 +10,7 @@ import dgl
 import dgl.nn.pytorch as stock
 import pytest
 import torch
-from dgl_generated_cases import CASES, E, Inputs, N, compare, pair_of_layers, tensors_in
+from dgl_generated_cases import CASES, E, Inputs, N, compare, error, pair_of_layers, tensors_in
 
 import edgeless
 import edgeless.dgl.nn as fused
@@ -61,6 +61,26 @@ def test_in_inference_by_any_ids(name, idtype):
     with torch.no_grad():
         for a, b in zip(tensors_in(ours(*given)), tensors_in(layer(*given)), strict=True):
             assert not a.requires_grad and torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [(n, k) for n in ("GINEConv", "EdgeConv", "EGATConv", "CFConv", "GMMConv") for k in ("float32", "bfloat16")]
+    + [(n, "autocast") for n in ("GINEConv", "EdgeConv", "CFConv", "PNAConv")],  # others fail there in DGL too
+)
+def test_in_other_types(name, kind):
+    """The error against float64 is at most that of the stock layer, twice, and what rounding 32 bits makes."""
+    layer, ours = pair_of_layers(name)
+    given = CASES[name][1](Inputs())
+    expected = tensors_in(layer(*given))
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    short = [a.detach().to(dtype) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in given]
+    found = []
+    for each in (ours, layer):
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+            found.append(tensors_in(each.to(dtype)(*short)))
+    for a, b, c in zip(*found, expected, strict=True):
+        assert a.dtype == b.dtype and error(a.double(), c) <= 2 * error(b.double(), c) + 1e-5
 
 
 def test_every_layer_of_dgl_has_a_class():

@@ -92,7 +92,7 @@ def test_every_name_of_every_module(root):
 
 def test_every_layer_is_ours_wherever_dgl_has_it():
     layers = {stock: ours for stock, ours in LAYERS.items() if ours.__module__.startswith("edgeless.dgl.")}
-    assert len(layers) == 11
+    assert sum(not hasattr(ours, "_runs_generated") for ours in layers.values()) == 11 and len(layers) >= 30
     for stock, ours in layers.items():
         assert getattr(importlib.import_module(f"edgeless.{stock.__module__}"), stock.__name__) is ours
 

@@ -251,8 +251,9 @@ def test_accelerate_swaps_what_it_can_and_says_so():
         ("first", fused.GATv2Conv),
         ("layers.0", fused.GATConv),
         ("layers.1", fused.DotGatConv),
+        ("layers.2", fused.TAGConv),
     ]
-    assert [(name, old) for name, old, _ in report.kept] == [("layers.2", stock.TAGConv)]
+    assert report.generated == ["layers.2"] and report.kept == []
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert_close(run(model, graph, x), want)
 
@@ -263,13 +264,19 @@ def test_accelerate_swaps_what_it_can_and_says_so():
     assert edgeless.accelerate(model).swapped == []
 
 
-def test_accelerate_keeps_subclasses():
+def test_accelerate_generates_subclasses_unless_it_must_not(monkeypatch):
     class Mine(stock.GATConv):
         def forward(self, graph, feat):
             return -super().forward(graph, feat)
 
-    report = edgeless.accelerate(nn.Sequential(Mine(IN, 4, 2)))
+    monkeypatch.setenv("EDGELESS_GENERATE", "off")
+    model, graph = nn.Sequential(Mine(IN, 4, 2)), dgl.add_self_loop(graph_named("random"))
+    report = edgeless.accelerate(model)
     assert report.swapped == [] and report.kept[0][1] is Mine
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+    want = run(copy.deepcopy(model[0]), graph, features(graph))
+    assert edgeless.accelerate(model).generated == ["0"] and isinstance(model[0], Mine)
+    assert_close(run(model[0], graph, features(graph)), want)
 
 
 # torch.compile ---------------------------------------------------------------------------------------------------
