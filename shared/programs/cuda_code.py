@@ -36,7 +36,6 @@ from .items import (
     Assemble,
     Draw,
     EdgeNumber,
-    Folded,
     Item,
     Lookup,
     Map,
@@ -58,7 +57,7 @@ def write(stage: Stage) -> Text:
     Raises:
         NotLowered: it cannot be written.
     """
-    width, size = _frame(stage)
+    width, size = stage.frame()
     error = None
     for per in _divisors(width, max(16 // size, 1)):
         for keep, share in ((True, False), (False, True), (False, False)):
@@ -78,28 +77,6 @@ def _divisors(width: int, best: int) -> list[int]:
     found = [n for n in range(1, width + 1) if width % n == 0]
     first = max(n for n in found if best % n == 0)
     return [first, *(n for n in found if first < n <= 16), *(n for n in reversed(found) if n < first)]
-
-
-def _frame(stage: Stage) -> tuple[int, int]:
-    """The elements that are spread over lanes, and the bytes of one."""
-    sinks = [item.numel for item in stage.sources()]
-    seen, operands, stack = set(), [], list(stage.sources())
-    while stack:
-        item = stack.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Operand) and item.kind != "param":
-            operands.append(item)
-        stack.extend(_parts(item))
-    folds = [fold.numel for fold in stage.folds]
-    width = max([*folds, *(o.numel for o in operands if o.kind != "edge")] or [o.numel for o in operands] or sinks)
-    sizes = [o.dtype.itemsize for o in operands if o.numel == width and o.kind != "own"]
-    return width, min(sizes or [4])
-
-
-def _parts(item: Item) -> list[Item]:
-    return [item.row] if isinstance(item, RowRead) else [] if isinstance(item, Folded) else item.parts()
 
 
 class _Writer(Registers):

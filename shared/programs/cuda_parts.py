@@ -9,7 +9,7 @@ from typing import Optional
 import numpy as np
 import torch
 
-from .items import Folded, Item, NotLowered
+from .items import Folded, Item, NotLowered, Operand, RowRead
 from .online import Online
 
 HEADER = "programs/walk.cuh"
@@ -151,3 +151,20 @@ class Stage:
         """The items that are computed for each edge."""
         folds = [self.online[id(f)].source if id(f) in self.online else f.source for f in self.folds]
         return [*folds, *self.by_edge, *self.totals]
+
+    def frame(self) -> tuple[int, int]:
+        """The elements that are spread over lanes, and the bytes of one."""
+        sinks = [item.numel for item in self.sources()]
+        seen, operands, stack = set(), [], list(self.sources())
+        while stack:
+            item = stack.pop()
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            if isinstance(item, Operand) and item.kind != "param":
+                operands.append(item)
+            stack.extend([item.row] if isinstance(item, RowRead) else [] if isinstance(item, Folded) else item.parts())
+        folds = [fold.numel for fold in self.folds]
+        width = max([*folds, *(o.numel for o in operands if o.kind != "edge")] or [o.numel for o in operands] or sinks)
+        sizes = [o.dtype.itemsize for o in operands if o.numel == width and o.kind != "own"]
+        return width, min(sizes or [4])

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Optional
 
 import numpy as np
@@ -20,13 +19,12 @@ from .cuda_parts import (
     STORE,
     State,
     Text,
-    Total,
-    Value,
     stored_type,
     value_type,
 )
 from .cuda_tile_text import TileText
-from .items import Folded, Item, NotLowered, Reduce, Reshape, View
+from .cuda_totals import total_of_lanes
+from .items import Folded, Item, NotLowered, View
 from .lane_tables import flat, unflat
 from .online import Online
 from .ops import tolerance
@@ -36,7 +34,8 @@ MOST_LINES = 1000  # for an edge
 MOST_TOTALS = 128  # registers of sums over all edges
 REGISTERS, THREADS = 65536, 128
 MOST_FEW = 150  # registers that the estimate finds a tenth too many of
-MOST_SHARED, SM_BYTES = 96 << 10, 220 << 10  # of shared memory in a block; on an SM, most of which is 228 KiB
+# Of shared memory: in a block, which has 99 KiB on some GPUs, and about 5 besides; on an SM of 228.
+MOST_SHARED, SM_BYTES = 92 << 10, 220 << 10
 
 
 def assemble_text(writer: _Writer) -> Text:
@@ -53,7 +52,7 @@ def assemble_text(writer: _Writer) -> Text:
     totals = []
     for item in stage.totals:
         outer = tiles.total(item)
-        totals.append(_total(writer, item) if outer is None else (outer, None))
+        totals.append(total_of_lanes(writer, item) if outer is None else (outer, None))
     if sum(t.columns for t, value in totals if value is not None) > MOST_TOTALS:
         raise NotLowered("sums over all edges of more registers than a thread has")
     return _Assembly(writer, states, by_edge, totals).text()
@@ -114,60 +113,6 @@ def _base_table(item: Item, base: Item, table: np.ndarray) -> np.ndarray:
             table = flat(item.at(unflat(table, item.shape)), item.base.shape, table.shape)
         item = item.base
     return table
-
-
-def _total(writer: _Writer, item: Item) -> tuple[Total, Value]:
-    """Registers for a sum over all edges; each lane sums its elements, or its share of what all lanes' make."""
-    n, lanes, per = item.numel, writer.lanes, writer.per
-    tables = []
-    if n % (lanes * per) == 0:
-        outer = n // (lanes * per)
-        tables.append(
-            (np.arange(outer)[:, None] * lanes * per + np.arange(per)).reshape(1, -1) + np.arange(lanes)[:, None] * per
-        )
-    if n % lanes == 0:
-        tables.append(np.arange(n).reshape(lanes, -1))
-    if n <= 64:
-        shared = _shared_by_lanes(writer, item)
-        if shared is not None:
-            return shared
-        tables.append(np.arange(n)[None, :])
-    table, value = writer.spread(item, tables)
-    places = np.zeros((n, 2), np.int64)
-    for lane in range(table.shape[0]):
-        for column in range(table.shape[1]):
-            places[table[lane, column]] = column, lane
-    return Total(item, table.shape[1], places), value
-
-
-def _shared_by_lanes(writer: _Writer, item: Item):
-    """A sum over wide items too: each lane sums its part of them, and the host the lanes'."""
-    base = item
-    while isinstance(base, Reshape):
-        base = base.base
-    lanes = writer.lanes
-    if not isinstance(base, Reduce) or base.op != "add" or lanes == 1:
-        return None
-    extents = [base.base.shape[d] if d in base.dims else 1 for d in range(len(base.base.shape))]
-    inner = math.prod(extents)
-    if inner % lanes:
-        return None
-    strides = [math.prod(base.base.shape[d + 1 :]) for d in range(len(extents))]
-    offsets = np.zeros(1, np.int64)
-    for extent, stride in zip(extents, strides):
-        offsets = (offsets[:, None] + np.arange(extent) * stride).ravel()
-    starts = np.zeros(1, np.int64)
-    for d, (extent, stride) in enumerate(zip(base.base.shape, strides)):
-        starts = (starts[:, None] + np.arange(1 if d in base.dims else extent) * stride).ravel()
-    at = (offsets.reshape(lanes, -1)[:, :, None] + starts[None, None, :]).reshape(lanes, -1)
-    saved = writer.snapshot()
-    try:
-        value = writer.combined(base, writer.value(base.base, at), len(starts))
-    except NotLowered:
-        writer.restore(saved)
-        return None
-    places = np.stack([np.arange(len(starts)), np.full(len(starts), -1)], 1)
-    return Total(item, len(starts), places), value
 
 
 class _Assembly:

@@ -35,6 +35,26 @@ FOUND = {
 }
 
 
+class Own(stock.MessagePassing):
+    """Messages that use products otherwise than the layers do."""
+
+    def __init__(self, kind):
+        super().__init__(aggr="max" if kind == "extremum" else "sum")
+        self.kind = kind
+        self.first, self.second = nn.Linear(16, 64), nn.Linear(16, 64, bias=False)
+
+    def forward(self, x, edge_index, e):
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_i, x_j, e):
+        if self.kind == "halves":  # of the features
+            return self.first(e[:, :16]) * torch.sigmoid(self.second(e[:, 16:])) * x_i + e.sum(-1, keepdim=True)
+        if self.kind == "heads":  # a product is read by lanes other than those that have its channels
+            weights = (x_j * self.first(e)).view(-1, 4, 16).sum(-1)
+            return (weights[..., None] * self.second(e).view(-1, 4, 16)).flatten(1)
+        return self.first(e) + x_j * self.second(e)
+
+
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
     monkeypatch.setenv("EDGELESS_GENERATE", "on")
@@ -126,7 +146,17 @@ ON_HOST = [
 @pytest.mark.parametrize("name, width, features, edges, dtype", ON_HOST)
 def test_products_agree_with_the_layer_on_the_host(name, width, features, edges, dtype):
     torch.manual_seed(1)
-    layer = LAYERS[name](width, features).double()
+    agree_on_the_host(LAYERS[name](width, features).double(), width, features, edges, dtype)
+
+
+@pytest.mark.skipif(host.missing() is not None, reason=f"{host.missing()}")
+@pytest.mark.parametrize("kind, features", [("halves", 32), ("heads", 16), ("extremum", 16)])
+def test_products_in_other_messages(kind, features):
+    torch.manual_seed(1)
+    agree_on_the_host(Own(kind).double(), 64, features, 400, torch.float32)
+
+
+def agree_on_the_host(layer, width, features, edges, dtype):
     x, ends, e = inputs(width, features, 60, 900, 300)
     args = x, ends[:, :edges], e[:edges].detach().requires_grad_()
     expected = results(layer, args, {})
