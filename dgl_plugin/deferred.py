@@ -62,6 +62,7 @@ _INFO = {
     *(Tensor.dim, Tensor.ndimension, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
     *(Tensor.get_device, Tensor.is_contiguous, torch.is_floating_point, torch.is_complex, Tensor.stride),
 }
+_FACTORIES = frozenset(("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"))
 _LEAVES = frozenset((Tensor, torch.nn.Parameter, int, float, bool, str, type(None), slice))
 _SHAPE = Tensor.shape.__get__
 _REQUIRES_GRAD = Tensor.requires_grad.__get__
@@ -132,6 +133,8 @@ class Deferred(Tensor):
                     return func(first)
             if name == "__len__":
                 return int(first.value.sizes(first.recorder.counts)[0])
+            if name in _FACTORIES:
+                return func(torch.empty(0, dtype=first.value.dtype, device=first.recorder.device), *args[1:], **kwargs)
             if func == _REQUIRES_GRAD:
                 return first.recorder.requires_grad(first.value)
             if writes(name):

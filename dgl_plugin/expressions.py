@@ -43,6 +43,9 @@ class Count(int):
         count.kind, count.times = kind, times
         return count
 
+    def __reduce_ex__(self, protocol):
+        return int, (int(self),)
+
 
 class GraphOp:
     """An op that goes between nodes and edges, or draws by edge; equal ones have equal keys.
