@@ -62,6 +62,8 @@ _INFO = {
     *(Tensor.dim, Tensor.ndimension, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
     *(Tensor.get_device, Tensor.is_contiguous, torch.is_floating_point, torch.is_complex, Tensor.stride),
 }
+_FACTORIES = frozenset(("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"))
+_LEAVES = frozenset((Tensor, torch.nn.Parameter, int, float, bool, str, type(None), slice))
 _SHAPE = Tensor.shape.__get__
 _REQUIRES_GRAD = Tensor.requires_grad.__get__
 _PLACES = {
@@ -131,11 +133,13 @@ class Deferred(Tensor):
                     return func(first)
             if name == "__len__":
                 return int(first.value.sizes(first.recorder.counts)[0])
+            if name in _FACTORIES:
+                return func(torch.empty(0, dtype=first.value.dtype, device=first.recorder.device), *args[1:], **kwargs)
             if func == _REQUIRES_GRAD:
                 return first.recorder.requires_grad(first.value)
             if writes(name):
                 return _write(first, func, args, kwargs)
-        recorder = next(a.recorder for a in pytree.tree_leaves((args, kwargs)) if type(a) is Deferred)
+        recorder = deferred_in((args, kwargs))[0].recorder
         if "out" not in kwargs:
             try:
                 if name == "dropout" and type(first) is Deferred and first.known is None:
@@ -155,9 +159,22 @@ class Deferred(Tensor):
         return self.recorder.tensor_of(self).__reduce_ex__(protocol)
 
 
+def deferred_in(tree: Any) -> list[Deferred]:
+    """The deferred tensors in nested containers."""
+    if type(tree) is Deferred:
+        return [tree]
+    if type(tree) in (tuple, list):
+        return [found for each in tree for found in deferred_in(each)]
+    if type(tree) is dict:
+        return [found for each in tree.values() for found in deferred_in(each)]
+    if type(tree) in _LEAVES:
+        return []
+    return [a for a in pytree.tree_leaves(tree) if type(a) is Deferred]
+
+
 def computed(tree: Any) -> Any:
     """Nested containers with the tensors that deferred ones stand for."""
-    found = [a for a in pytree.tree_leaves(tree) if type(a) is Deferred]
+    found = deferred_in(tree)
     if not found:
         return tree
     found[0].recorder.compute(found)

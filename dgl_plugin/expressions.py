@@ -7,6 +7,7 @@ is traced from, and what runs where there is no program.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Optional
@@ -41,6 +42,9 @@ class Count(int):
         count = super().__new__(cls, value)
         count.kind, count.times = kind, times
         return count
+
+    def __reduce_ex__(self, protocol):
+        return int, (int(self),)
 
 
 class GraphOp:
@@ -118,9 +122,14 @@ class Value:
         return tuple(_scaled(extent, counts) for extent in self.shape)
 
     @property
-    def rows(self) -> set[str]:
+    def rows(self) -> frozenset[str]:
         """The spaces that its dimensions have rows of."""
-        return {kind for extent in self.shape for kind, prime in _COUNTS.items() if extent and extent % prime == 0}
+        return _rows_of(self.shape)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _rows_of(shape: tuple[int, ...]) -> frozenset[str]:
+    return frozenset(kind for n in shape for kind, prime in _COUNTS.items() if n and n % prime == 0)
 
 
 def _scaled(extent: int, counts: dict[str, int]) -> int:

@@ -28,7 +28,7 @@ from edgeless.programs.layers import OFF, compiling_at_once, generate_choice, re
 
 from ._framework import DGLGraph
 from .convert import relation_of
-from .deferred import Deferred, Unrecorded, Watch, computed, watched_calls
+from .deferred import Deferred, Unrecorded, Watch, computed, deferred_in, watched_calls
 from .recorded_graph import compute_frames, custom_functions, deferred_columns, hand_over, recorded
 from .recorder import Recorder
 
@@ -139,9 +139,13 @@ def _run(layer, method, args: tuple, kwargs: dict) -> Any:
     graph = next((a for a in (*args, *kwargs.values()) if isinstance(a, DGLGraph)), None)
     if graph is None:
         return method(*args, **kwargs)
-    args, kwargs = computed((args, kwargs))  # of a layer around this one
+    choice = generate_choice()
+    if choice == "auto" and graph._graph.num_edges(0) < worth.TINY and not looks_ahead():
+        return _run_stock(layer, method, graph, args, kwargs, worth.OF_TINY)
+    if watched_calls():
+        args, kwargs = computed((args, kwargs))
     try:
-        recorder = _recorder(layer, graph, args, kwargs)
+        recorder = _recorder(layer, graph, choice, args, kwargs)
     except Refused as error:
         return _run_stock(layer, method, graph, args, kwargs, str(error))
     before = _State(layer, graph)
@@ -178,13 +182,12 @@ def _run_stock(layer, method, graph, args: tuple, kwargs: dict, reason: str) -> 
         raise
 
 
-def _recorder(layer, graph, args: tuple, kwargs: dict) -> Recorder:
+def _recorder(layer, graph, choice: str, args: tuple, kwargs: dict) -> Recorder:
     """What records a call.
 
     Raises:
         Refused: the call has to run by the stock forward.
     """
-    choice = generate_choice()
     if choice == "off":
         raise Refused(OFF)
     if current_backend() == "reference":
@@ -193,8 +196,8 @@ def _recorder(layer, graph, args: tuple, kwargs: dict) -> Recorder:
         raise Refused(f"graph has {len(graph.canonical_etypes)} edge types, and the layer works on one")
     num_edges, inputs = graph.num_edges(), _inputs(graph, args, kwargs)
     if choice == "auto":
-        if num_edges < worth.TINY and not looks_ahead():
-            raise Refused(worth.OF_TINY)
+        if graph.device.type != "cpu":
+            raise Refused(f"DGL's layers do not run as programs on {graph.device.type} by default{worth.ANYWAY}")
         worth.refuse_small(num_edges, inputs, graph.device)
     refuse_modes(watched_calls())
     if num_edges < 1:
@@ -261,7 +264,7 @@ def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict) -> A
         ]
         frames = [*made._node_frames, *made._edge_frames]
         columns = deferred_columns(frames)
-        found = [a for a in pytree.tree_leaves(result) if type(a) is Deferred]
+        found = deferred_in(result)
         recorder.compute_at_end([*found, *(c.storage for c in columns), *(value for _, _, value in attributes)])
         compute_frames(frames)
         for state, name, value in attributes:

@@ -13,7 +13,6 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from edgeless.autocast import autocast_dtype, autocasts
 from edgeless.dropout import seed_tensor
@@ -22,7 +21,7 @@ from edgeless.programs.spaces import Sizes
 
 from . import expressions
 from .computing import by_ops, by_program
-from .deferred import Deferred, at_work, is_view, may_record
+from .deferred import Deferred, at_work, deferred_in, is_view, may_record
 from .expressions import FOLD, GATHER, Context, Value
 
 
@@ -105,7 +104,7 @@ class Recorder:
         Raises:
             Refused: it cannot be recorded.
         """
-        given = [a for a in pytree.tree_leaves((args, kwargs)) if type(a) is Deferred and a.known is None]
+        given = [a for a in deferred_in((args, kwargs)) if a.known is None]
         if not given or any(a.recorder is not self for a in given) or _autocast_state(self.device) != self._autocast:
             raise Refused("it is no value of this call")
         kinds = set().union(*(a.value.rows for a in given))

@@ -31,7 +31,7 @@ AT_ONCE = 1 << 28
 # but for those that tensor cores compute (0075).
 MOST_SUMS, MOST_SINKS = 1 << 11, 4
 _HOOKED = "saved tensors have hooks, under which a call that is repeated must run the same way"
-_ANYWAY = " (EDGELESS_GENERATE=on runs it all the same)"
+ANYWAY = " (EDGELESS_GENERATE=on runs it all the same)"
 
 _computed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -54,11 +54,11 @@ def refuse_small(num_edges: int, kwargs: dict[str, Any], device: torch.device) -
 def _refuse_fewer(num_edges: int, width: int, device: torch.device) -> None:
     least = LEAST.get(device.type)
     if least is None:
-        raise Refused(f"on {device.type} programs do not run by default{_ANYWAY}")
+        raise Refused(f"on {device.type} programs do not run by default{ANYWAY}")
     if num_edges * width < least:
         raise Refused(
             f"{num_edges} edges with {width} numbers each are fewer than the {least} numbers from which a program is "
-            f"faster{_ANYWAY}"
+            f"faster{ANYWAY}"
         )
 
 
@@ -67,14 +67,14 @@ def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.de
     numbers = num_edges * width_of(kwargs)
     if _are_hooked():
         if numbers < _large(device):
-            raise Refused(f"{_HOOKED}{_ANYWAY}")
+            raise Refused(f"{_HOOKED}{ANYWAY}")
         return
     total = _computed.get(layer, 0) + numbers
     worth = TRACED[device.type]
     if total < worth and numbers < AT_ONCE:
         _computed[layer] = total
         raise Refused(
-            f"a program is made when the layer has computed {worth} numbers, and it has computed {total}{_ANYWAY}"
+            f"a program is made when the layer has computed {worth} numbers, and it has computed {total}{ANYWAY}"
         )
     _computed[layer] = 0
 
@@ -84,24 +84,24 @@ def refuse_slow(program, graph: Graph) -> None:
     numbers = graph.num_edges * program.width
     _refuse_fewer(graph.num_edges, program.width, graph.device)
     if _are_hooked() and (numbers < _large(graph.device) or program.divides_extrema):
-        raise Refused(f"{_HOOKED}{_ANYWAY}")
+        raise Refused(f"{_HOOKED}{ANYWAY}")
     if program.landing is not None:
         return
     if graph.device.type == "cuda":
         if not program.ready(graph):
-            raise Refused(f"some of its walks have no generated kernels{_ANYWAY}")
+            raise Refused(f"some of its walks have no generated kernels{ANYWAY}")
         for walk in program.walks():
             results, sums = walk.code.on_cuda.of_lanes()
             if sums >= MOST_SUMS or results > MOST_SINKS:
-                raise Refused(f"a walk has {results} results and sums {sums} numbers over all edges{_ANYWAY}")
+                raise Refused(f"a walk has {results} results and sums {sums} numbers over all edges{ANYWAY}")
     if program.ready(graph):
         return
     if program.divides_extrema:
-        raise Refused(f"walks of a minimum's or maximum's gradient are faster only where they are compiled{_ANYWAY}")
+        raise Refused(f"walks of a minimum's or maximum's gradient are faster only where they are compiled{ANYWAY}")
     if numbers < INTERPRETED:
         raise Refused(
             f"its walks are not compiled, and {graph.num_edges} edges with {program.width} numbers each are fewer than "
-            f"the {INTERPRETED} from which they are faster{_ANYWAY}"
+            f"the {INTERPRETED} from which they are faster{ANYWAY}"
         )
 
 

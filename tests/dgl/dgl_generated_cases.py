@@ -147,6 +147,8 @@ CASES = {
         lambda i: (i.graph, i.x),
     ),
 }
+if hasattr(stock, "GatedGCNConv"):  # DGL 2
+    CASES["GatedGCNConv"] = (lambda: stock.GatedGCNConv(6, 3, 8), lambda i: (i.simple, i.x, i.attr))
 
 
 def pair_of_layers(name: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 
 import dgl
 import dgl.function as fn
@@ -269,6 +270,20 @@ class Rebinds(Net):
             return g.ndata["h"]
 
 
+class MakesTensors(Net):
+    def forward(self, g, x, e):
+        with g.local_scope():
+            g.ndata["z"] = self.fc(x)
+            g.apply_edges(fn.copy_u("z", "m"))
+            m = g.edata["m"]
+            self.shape = copy.deepcopy(m.shape)
+            ones = m.new_ones(m.size(0), 1) + torch.zeros(m.shape, dtype=m.dtype) + torch.ones_like(m)
+            assert m.requires_grad and m.dim() == 2 and m.dtype == x.dtype and m.device == x.device
+            g.edata["m"] = torch.cat([m.view(len(m), 2, 4), ones.view(m.shape[0], 2, 4)], dim=-1).sum(1)
+            g.update_all(fn.copy_e("m", "m"), fn.sum("m", "h"))
+            return g.ndata["h"]
+
+
 class Inner(Net):
     def forward(self, g, x, e):
         with g.local_scope():
@@ -293,7 +308,18 @@ class Outer(Net):
             return g.ndata["h"]
 
 
-ALL_RAN = (GatByFunctions, GatedGCN, Softmax, SoftmaxOfOps, LeavesFeatures, Keeps, StopsGradients, Mailbox, Rebinds)
+ALL_RAN = (
+    MakesTensors,
+    GatByFunctions,
+    GatedGCN,
+    Softmax,
+    SoftmaxOfOps,
+    LeavesFeatures,
+    Keeps,
+    StopsGradients,
+    Mailbox,
+    Rebinds,
+)
 IN_PART = (WritesInPlace, WritesNodes, WritesInput, Decides, CustomFunction, SomeEdges, AppliesNodes, ChangesGraph)
 IN_PART = (*IN_PART, SoftmaxBySource, OddMailbox, Outer)
 STOCK = (WritesView,)
@@ -436,3 +462,63 @@ def test_modules_without_messages_are_left_alone():
 
     assert generated.class_to_swap(Plain) is None
     assert str(edgeless.accelerate(nn.Sequential(Plain()))) == "swapped 0, kept 0"
+
+
+def test_layers_over_relations():
+    """HeteroGraphConv gives each layer the graph of a relation."""
+
+    def ends(sources, destinations):
+        return torch.randint(sources, (40,)), torch.randint(destinations, (40,))
+
+    relations = {("a", "on", "b"): ends(9, 7), ("b", "back", "a"): ends(7, 9), ("a", "of", "a"): ends(9, 9)}
+    names, counts = [name for _, name, _ in relations], {"a": 9, "b": 7}
+    g = dgl.heterograph(relations, counts)
+    torch.manual_seed(0)
+    net = dgl.nn.HeteroGraphConv({name: dgl.nn.GINEConv(nn.Linear(6, 4)) for name in names}).double()
+    ours = copy.deepcopy(net)
+    assert len(edgeless.accelerate(ours).generated) == 3
+    feats = {name: torch.randn(count, 6, dtype=torch.float64) for name, count in counts.items()}
+    edges = {name: (torch.randn(40, 6, dtype=torch.float64),) for name in names}
+    with recording() as calls:
+        found = ours(g, feats, mod_args=edges)
+    assert sum(explanation.how == "generated" for _, explanation in calls) == 3
+    for name, expected in net(g, feats, mod_args=edges).items():
+        assert torch.allclose(found[name], expected, rtol=1e-10)
+
+
+def test_threads_share_a_graph():
+    net, ours = nets(GatedGCN)
+    net.eval(), ours.eval()
+    g, x, e = given(GatedGCN)
+    expected, found = [t.detach() for t in net(g, x, e)], []
+
+    def work():
+        for _ in range(8):
+            found.append([torch.allclose(a, b, rtol=1e-9) for a, b in zip(ours(g, x, e), expected, strict=True)])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 32 and all(map(all, found))
+    assert torch.autograd.Function.__dict__["apply"].__func__.__module__ == "torch.autograd.function"
+
+
+def test_a_model_is_explained_layer_by_layer():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Softmax(), dgl.nn.GINEConv(nn.Linear(8, 3))
+
+        def forward(self, g, x, e):
+            h, _ = self.first(g, x, e)
+            return self.second(g, h, e.new_ones(e.size(0), 8))
+
+    model = Model().double()
+    assert edgeless.accelerate(model).generated == ["first", "second"]
+    found = edgeless.explain(model, *given(Softmax))
+    assert found and [(name, explanation.how) for name, explanation in found.calls] == [
+        ("first", "generated"),
+        ("second", "generated"),
+    ]

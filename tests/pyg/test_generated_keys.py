@@ -19,6 +19,7 @@ from program_keys import (
 )
 from torch import nn
 
+from edgeless.programs import layers
 from edgeless.pyg import generated
 from edgeless.pyg.nn import MessagePassing
 
@@ -98,7 +99,7 @@ USERS = {
 
 
 def test_nobody_gets_anothers_program(monkeypatch):
-    monkeypatch.setattr(generated, "MOST_PROGRAMS", len(USERS))
+    monkeypatch.setattr(layers, "MOST_PROGRAMS", len(USERS))
     keys = Keys(monkeypatch, depths=(2, 1, 0, 0))
     assert_nobody_gets_anothers(USERS, generated.PROGRAMS)
     assert len(keys.found) == len(USERS), "a user runs the stock layer"

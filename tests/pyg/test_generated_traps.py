@@ -17,6 +17,7 @@ from torch_geometric.utils import scatter, softmax
 
 import edgeless
 from edgeless.calls import recording
+from edgeless.programs import layers
 from edgeless.pyg import generated
 from edgeless.pyg.nn import MessagePassing
 
@@ -256,7 +257,7 @@ def test_a_changed_number_of_a_class_is_seen(monkeypatch):
 
 
 def test_a_layer_that_does_not_settle_becomes_the_stock_one(monkeypatch):
-    monkeypatch.setattr(generated, "MOST_PROGRAMS", 3)
+    monkeypatch.setattr(layers, "MOST_PROGRAMS", 3)
     layer, inputs = Layer(lambda s, xi, xj, e, i, n: xj * s.calls), graph()
     outcome = []
     for layer.calls in range(5):
