@@ -22,7 +22,6 @@ from edgeless.programs.program import Program
 
 PROCESSORS = 2  # of the GPU that walks are divided for
 _FLAGS = ("-std=gnu++17", "-O1", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
-_FLAGS += ("-ftrivial-auto-var-init=pattern",)  # a register that nobody has written is full of noise
 _POWER = 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));'
 _CORE = Path(__file__).resolve().parents[2] / "core_cuda"
 
