@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections import Counter
 from pathlib import Path
+from queue import Empty
 
 import torch
 from drawn_messages import STEPS, Drawn, inputs
@@ -154,7 +155,7 @@ def outcome(found) -> str:
     return "taken" if found.fused else found.reasons[0]
 
 
-def _process(number: int, options, queue) -> None:
+def _process(number: int, options, queue, places) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -169,6 +170,7 @@ def _process(number: int, options, queue) -> None:
     for seed in seeds[number :: options.processes]:
         if time.time() > end or layers >= options.count:
             break
+        places[number] = seed
         generated.PROGRAMS.clear()
         try:
             with running(options.walks):
@@ -202,13 +204,23 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    jobs = [context.Process(target=_process, args=(i, options, queue)) for i in range(options.processes)]
+    queue, places = context.Queue(), context.Array("q", options.processes)
+    jobs = [context.Process(target=_process, args=(i, options, queue, places)) for i in range(options.processes)]
     for job in jobs:
         job.start()
-    found = [queue.get() for _ in jobs]
-    for job in jobs:
+    found = []
+    while len(found) < len(jobs):
+        alive = any(job.is_alive() for job in jobs)
+        try:
+            found.append(queue.get(timeout=2))
+        except Empty:
+            if not alive:
+                break
+    for i, job in enumerate(jobs):
         job.join()
+        if job.exitcode:
+            print(f"WRONG seed {places[i]}: its process ends with {job.exitcode}")
+            found.append((0, places[i], Counter(), 1))
     said, wrong = sum((s for _, _, s, _ in found), Counter()), sum(each for *_, each in found)
     last = max(seed for _, seed, _, _ in found)
     first = min(options.seeds) if options.seeds else options.first

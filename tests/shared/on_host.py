@@ -22,7 +22,6 @@ from edgeless.programs.program import Program
 
 PROCESSORS = 2  # of the GPU that walks are divided for
 _FLAGS = ("-std=gnu++17", "-O1", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
-_FLAGS += ("-ftrivial-auto-var-init=pattern",)  # a register that nobody has written is full of noise
 # What g++ does not know in a header, and what is there in its place.
 _REPLACED = {
     "common/vec.cuh": ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = exp2f(x);"),
