@@ -38,8 +38,9 @@ class PaddedLoader(DataLoader):
     So steps on them can be captured (:func:`edgeless.capture_step`). All batches of a size have equal shapes, and
     equally many graphs: the last ones are padding, some of them without nodes, and none larger than the graphs of the
     data set. ``batch.node_mask`` ``[N]``, ``batch.edge_mask`` ``[E]`` and ``batch.graph_mask`` ``[G]`` are true for
-    what is real, and real graphs, nodes and edges come first. Padded entries of all attributes are zero. A loss has to leave
-    padded graphs out; norms over nodes do after :func:`edgeless.padding.convert_batchnorm`, within
+    what is real, and real graphs, nodes and edges come first. Padded entries of all attributes are zero.
+
+    A loss has to leave padded graphs out; norms over nodes do after :func:`edgeless.padding.convert_batchnorm`, within
     ``edgeless.padding.real_rows(batch)``. Give pooling the number of graphs, ``global_add_pool(x, batch.batch,
     batch.num_graphs)``, and dense batches the most nodes of a graph too, ``to_dense_batch(x, batch.batch,
     max_num_nodes=batch.max_num_nodes, batch_size=batch.num_graphs)``: else they ask the GPU. ``max_num_nodes`` is one
