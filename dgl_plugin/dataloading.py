@@ -13,7 +13,7 @@ from dgl.dataloading import GraphCollator, GraphDataLoader
 from torch import Tensor
 
 from edgeless.packed import Fetcher, NotPacked
-from edgeless.padding import Size, Sizes, choose_sizes, pad_edges
+from edgeless.padding import Sizes, choose_sizes, pad_edges
 from edgeless.stand_in import stand_in
 
 from ._framework import DGLGraph
@@ -31,12 +31,12 @@ _SAMPLE = 10_000  # graphs whose sizes are read
 
 
 class PaddedLoader(GraphDataLoader):
-    """DGL's GraphDataLoader, whose batches get one more graph that fills them to one of few sizes.
+    """DGL's GraphDataLoader, whose batches get graphs of padding that fill them to one of few sizes.
 
-    All batches of a size have equal shapes: the last graph is padding, and a batch of fewer graphs than ``batch_size``
-    gets empty graphs before it. What a batch gives has ``graph_mask`` ``[G]`` as its last part, true for real graphs;
-    ``graph.ndata["node_mask"]`` and ``graph.edata["edge_mask"]`` are true for real nodes and edges. Padded data and
-    labels are zero. A loss has to leave padded graphs out; norms over nodes do after
+    All batches of a size have equal shapes, and equally many graphs: the last ones are padding, some of them without
+    nodes, and none larger than the graphs of the data set. What a batch gives has ``graph_mask`` ``[G]`` as its last
+    part, true for real graphs; ``graph.ndata["node_mask"]`` and ``graph.edata["edge_mask"]`` are true for real nodes
+    and edges. Padded data and labels are zero. A loss has to leave padded graphs out; norms over nodes do after
     :func:`edgeless.padding.convert_batchnorm`, within ``edgeless.padding.real_rows(nodes=..., edges=..., graphs=...)``.
 
     ``loader.sizes`` has the sizes, and says what they waste (``print(loader.sizes)``). With worker processes it counts
@@ -53,7 +53,7 @@ class PaddedLoader(GraphDataLoader):
         batch_size, kwargs: as GraphDataLoader has them, but for ``collate_fn``.
         most: the most sizes.
         waste: the part of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
-        sizes: pairs of nodes and edges to use, instead of choosing them from the data set.
+        sizes: pairs of nodes and edges to use, instead of choosing them.
         packed: False keeps no packed copy of the data set, and leaves all batches to DGL's collation.
     Raises:
         TypeError: the data are something else.
@@ -89,10 +89,9 @@ class PaddedLoader(GraphDataLoader):
         self.not_packed = "packed=False" if not packed else "num_workers" if kwargs.get("num_workers") else None
         if self.not_packed is None:
             self._kept, self.not_packed = _packed(dataset)
-        if sizes is None:
-            self.sizes = choose_sizes(*_counts(dataset, self._kept), batch_size, most=most, waste=waste)
-        else:
-            self.sizes = Sizes([Size(*size) for size in sorted(sizes)])
+        largest = None if self._kept is None else max(self._kept.nodes)
+        counts = _counts(dataset, self._kept)
+        self.sizes = choose_sizes(*counts, batch_size, most=most, waste=waste, sizes=sizes, largest=largest)
         collate = _Collate(item, self.sizes, batch_size)
         super().__init__(dataset, collate_fn=collate, batch_size=batch_size, **kwargs)
 
@@ -103,7 +102,7 @@ class PaddedLoader(GraphDataLoader):
         found = super()._get_iterator()
         if self._kept is not None:  # so there are no worker processes
             collate, kept = self.collate_fn, self._kept
-            found._dataset_fetcher = Fetcher(lambda ids: kept.batch(ids, collate.size_of, collate.graphs))
+            found._dataset_fetcher = Fetcher(lambda ids: kept.batch(ids, self.sizes.padding, collate.graphs))
         return found
 
 
@@ -136,20 +135,16 @@ class _Collate:
         self.item, self.sizes, self.graphs = item, sizes, graphs
         self.collate = GraphCollator().collate
 
-    def size_of(self, nodes: int, edges: int) -> Size:
-        """The size to which a batch is filled, its own if it is larger than all sizes."""
-        return self.sizes.fit(nodes, edges) or Size(nodes, edges)
-
     def __call__(self, items: list[Any]) -> tuple[Any, ...]:
         graphs = [_graph_of(item) for item in items]
-        nodes, edges = sum(graph.num_nodes() for graph in graphs), sum(graph.num_edges() for graph in graphs)
-        size = self.size_of(nodes, edges)
-        empty = [_padding(self.item, 0, 0) for _ in range(self.graphs - len(items))]
-        found = self.collate([*items, *empty, _padding(self.item, size.nodes - nodes, size.edges - edges)])
+        counts = [graph.num_nodes() for graph in graphs]
+        nodes, edges = sum(counts), sum(graph.num_edges() for graph in graphs)
+        added = self.sizes.padding(nodes, edges, max(counts), max(0, self.graphs - len(items)))
+        found = self.collate([*items, *(_padding(self.item, *each) for each in zip(added.nodes, added.edges))])
         parts = list(found) if isinstance(found, (tuple, list)) else [found]
-        parts[0].ndata["node_mask"] = torch.arange(size.nodes) < nodes
-        parts[0].edata["edge_mask"] = torch.arange(size.edges) < edges
-        return (*parts, torch.arange(len(items) + len(empty) + 1) < len(items))
+        parts[0].ndata["node_mask"] = torch.arange(parts[0].num_nodes()) < nodes
+        parts[0].edata["edge_mask"] = torch.arange(parts[0].num_edges()) < edges
+        return (*parts, torch.arange(len(items) + len(added.nodes)) < len(items))
 
 
 def _padding(item: Any, nodes: int, edges: int) -> Any:

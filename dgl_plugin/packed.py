@@ -9,14 +9,16 @@ import dgl
 import torch
 from torch import Tensor
 
-from edgeless.packed import Column, NotPacked, PackedGraphs, Watched, mask_of, refusal
-from edgeless.padding import Size, pad_edges
+from edgeless.packed import Column, NotPacked, PackedGraphs, Watched, in_last, mask_of, refusal
+from edgeless.padding import Padding, pad_edges
 
 from ._framework import DGLGraph
 
 __all__ = ["PackedItems"]
 
 NODES, EDGES, GRAPHS = 0, 1, 2  # levels
+# Those of nodes and edges again, in which all padding belongs to the last graph: a table has its edges.
+LAST_NODES, LAST_EDGES = 3, 4
 _OF_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
@@ -41,7 +43,7 @@ class PackedItems:
         self.nodes, self.edges = [g.num_nodes() for g in graphs], [g.num_edges() for g in graphs]
         ends = [torch.stack(g.edges(order="eid")) for g in graphs]
         data = torch.cat([*ends, ends[0].new_zeros(2, 1)], 1)
-        columns = [Column(data, 1, EDGES, increment=NODES, last="edges")]
+        columns = [Column(data, 1, LAST_EDGES, increment=LAST_NODES, last="edges")]
         self._ndata, self._edata = list(graphs[0].ndata), list(graphs[0].edata)
         columns += [_column(name, [g.ndata[name] for g in graphs], NODES) for name in self._ndata]
         columns += [_column(name, [g.edata[name] for g in graphs], EDGES) for name in self._edata]
@@ -50,24 +52,25 @@ class PackedItems:
         columns += [
             mask_of(*each) for each in ((NODES, sum(self.nodes)), (EDGES, sum(self.edges)), (GRAPHS, len(items)))
         ]
-        counts = [torch.tensor(self.nodes), torch.tensor(self.edges), torch.ones(len(items), dtype=torch.int64)]
-        self._packed = PackedGraphs(counts, [0, 0, 1], columns, torch.device("cpu"))
+        nodes, edges = torch.tensor(self.nodes), torch.tensor(self.edges)
+        counts = [nodes, edges, torch.ones(len(items), dtype=torch.int64), nodes, edges]
+        self._packed = PackedGraphs(counts, columns, torch.device("cpu"))
 
-    def batch(self, ids: Sequence[int], fit: Callable[[int, int], Size], graphs: int) -> tuple[Any, ...]:
+    def batch(self, ids: Sequence[int], pad: Callable[[int, int, int, int], Padding], graphs: int) -> tuple[Any, ...]:
         """Returns the batched graph of the items with these ids, their labels, and the mask of real graphs.
 
         Args:
-            fit: returns the numbers of nodes and edges of a batch, padding included, given those without.
-            graphs: the least number of graphs before the padding; empty ones are added.
+            pad: returns what is added to a batch, as :meth:`edgeless.padding.Sizes.padding` does.
+            graphs: the least number of graphs without the padding of a whole batch.
         """
-        chosen, real = self._packed.find(ids)
-        size = fit(real[NODES], real[EDGES])
-        padding = [size.nodes - real[NODES], size.edges - real[EDGES], 1]
-        empty, tables = max(0, graphs - len(ids)), {"edges": pad_edges(*padding[:2])}
-        gathered = self._packed.gather(chosen, real, empty, padding, tables)
+        chosen = self._packed.find(ids)
+        real = chosen.entries
+        nodes, edges, _ = pad(real[NODES], real[EDGES], chosen.largest, max(0, graphs - len(ids)))
+        padding = [nodes, edges, [1] * len(nodes), in_last(nodes), in_last(edges)]
+        gathered = self._packed.gather(chosen, padding, {"edges": pad_edges(nodes, edges)})
         *parts, node_mask, edge_mask, graph_mask = gathered.attributes
         found, added = iter(parts), gathered.sizes[GRAPHS] - len(ids)
-        graph = dgl.graph(next(found).unbind(0), num_nodes=size.nodes)
+        graph = dgl.graph(next(found).unbind(0), num_nodes=gathered.sizes[NODES])
         graph.set_batch_num_nodes(gathered.counts[NODES])
         graph.set_batch_num_edges(gathered.counts[EDGES])
         graph.ndata.update({**{name: next(found) for name in self._ndata}, "node_mask": node_mask})

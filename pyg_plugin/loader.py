@@ -15,7 +15,7 @@ from torch_geometric.loader import DataLoader
 
 from edgeless.graph_checks import as_device
 from edgeless.packed import Fetcher, NotPacked
-from edgeless.padding import Size, Sizes, choose_sizes, pad_edges
+from edgeless.padding import Sizes, choose_sizes, pad_edges
 from edgeless.stand_in import stand_in
 
 from .packed import MASKS, PackedData
@@ -33,14 +33,18 @@ _LOOKED_AT = 32  # graphs that show what an attribute belongs to
 
 
 class PaddedLoader(DataLoader):
-    """PyG's DataLoader, whose batches get one more graph that fills them to one of few sizes.
+    """PyG's DataLoader, whose batches get graphs of padding that fill them to one of few sizes.
 
-    So steps on them can be captured (:func:`edgeless.capture_step`). All batches of a size have equal shapes: the last
-    graph is padding, and a batch of fewer graphs than ``batch_size`` gets empty graphs before it. ``batch.node_mask``
-    ``[N]``, ``batch.edge_mask`` ``[E]`` and ``batch.graph_mask`` ``[G]`` are true for what is real, and real graphs,
-    nodes and edges come first. Padded entries of all attributes are zero. A loss has to leave padded graphs out; norms
-    over nodes do after :func:`edgeless.padding.convert_batchnorm`, within ``edgeless.padding.real_rows(batch)``. Give
-    pooling the number of graphs, ``global_add_pool(x, batch.batch, batch.num_graphs)``: else it asks the GPU.
+    So steps on them can be captured (:func:`edgeless.capture_step`). All batches of a size have equal shapes, and
+    equally many graphs: the last ones are padding, some of them without nodes, and none larger than the graphs of the
+    data set. ``batch.node_mask`` ``[N]``, ``batch.edge_mask`` ``[E]`` and ``batch.graph_mask`` ``[G]`` are true for
+    what is real, and real graphs, nodes and edges come first. Padded entries of all attributes are zero.
+
+    A loss has to leave padded graphs out; norms over nodes do after :func:`edgeless.padding.convert_batchnorm`, within
+    ``edgeless.padding.real_rows(batch)``. Give pooling the number of graphs, ``global_add_pool(x, batch.batch,
+    batch.num_graphs)``, and dense batches the most nodes of a graph too, ``to_dense_batch(x, batch.batch,
+    max_num_nodes=batch.max_num_nodes, batch_size=batch.num_graphs)``: else they ask the GPU. ``max_num_nodes`` is one
+    of few numbers, mostly the nodes of the data set's largest graph.
 
     ``loader.sizes`` has the sizes, and says what they waste (``print(loader.sizes)``). With worker processes it counts
     the batches of this process only, none then. A batch larger than all sizes, which is rare, gets masks and a graph
@@ -58,7 +62,7 @@ class PaddedLoader(DataLoader):
         batch_size, shuffle, follow_batch, exclude_keys, kwargs: as DataLoader has them; not together with a loader.
         most: the most sizes.
         waste: the part of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
-        sizes: pairs of nodes and edges to use, instead of choosing them from the data set.
+        sizes: pairs of nodes and edges to use, instead of choosing them.
         packed: False keeps no packed copy of the data set, and leaves all batches to PyG's collation.
         device: where the packed data set is kept and batches are made; None: where the data are. On a GPU only the ids
             of a batch's graphs are copied for it, and nothing waits. A loader with worker processes has no device.
@@ -106,10 +110,9 @@ class PaddedLoader(DataLoader):
         self.not_packed = "packed=False" if not packed else "num_workers" if kwargs.get("num_workers") else None
         if self.not_packed is None:
             self._kept, self.not_packed = _packed(dataset, template, follow_batch, exclude_keys, self._device)
-        if sizes is None:
-            self.sizes = choose_sizes(*_counts(dataset, self._kept), batch_size, most=most, waste=waste)
-        else:
-            self.sizes = Sizes([Size(*size) for size in sorted(sizes)])
+        largest = None if self._kept is None else max(self._kept.nodes)
+        counts = _counts(dataset, self._kept)
+        self.sizes = choose_sizes(*counts, batch_size, most=most, waste=waste, sizes=sizes, largest=largest)
         super().__init__(dataset, batch_size, shuffle, follow_batch, exclude_keys, **kwargs)
         self.collate_fn = _Collate(template, self.sizes, batch_size, follow_batch, exclude_keys)
 
@@ -126,7 +129,7 @@ class PaddedLoader(DataLoader):
 
     def _fetch(self, ids: Sequence[int]) -> Batch:
         if self._kept is not None:
-            return self._kept.batch(ids, self.collate_fn.size_of, self.collate_fn.graphs)
+            return self._kept.batch(ids, self.sizes.padding, self.collate_fn.graphs)
         batch = self.collate_fn([self.dataset[place] for place in ids])
         return batch if self._device is None else batch.to(self._device, non_blocking=True)
 
@@ -228,19 +231,16 @@ class _Collate:
         """The same for graphs that look like others."""
         return _Collate(template, self.sizes, self.graphs, self.follow_batch, self.exclude_keys)
 
-    def size_of(self, nodes: int, edges: int) -> Size:
-        """The size to which a batch is filled, its own if it is larger than all sizes."""
-        return self.sizes.fit(nodes, edges) or Size(nodes, edges)
-
     def __call__(self, graphs: list[Data]) -> Batch:
-        nodes, edges = sum(graph.num_nodes for graph in graphs), sum(graph.num_edges for graph in graphs)
-        size = self.size_of(nodes, edges)
-        empty = [self.template.made(0, 0) for _ in range(self.graphs - len(graphs))]
-        padding = self.template.made(size.nodes - nodes, size.edges - edges)
-        batch = Batch.from_data_list([*graphs, *empty, padding], self.follow_batch, self.exclude_keys)
-        counts, real = (*size, len(graphs) + len(empty) + 1), (nodes, edges, len(graphs))
-        for name, count, of in zip(MASKS, counts, real, strict=True):
+        counts = [graph.num_nodes for graph in graphs]
+        nodes, edges = sum(counts), sum(graph.num_edges for graph in graphs)
+        added = self.sizes.padding(nodes, edges, max(counts), max(0, self.graphs - len(graphs)))
+        padding = [self.template.made(*each) for each in zip(added.nodes, added.edges)]
+        batch = Batch.from_data_list([*graphs, *padding], self.follow_batch, self.exclude_keys)
+        whole = (nodes + sum(added.nodes), edges + sum(added.edges), len(graphs) + len(padding))
+        for name, count, of in zip(MASKS, whole, (nodes, edges, len(graphs)), strict=True):
             batch[name] = torch.arange(count) < of
+        batch.max_num_nodes = added.most_nodes
         return batch
 
 

@@ -12,12 +12,14 @@ from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.data import Dataset as GraphDataset
 from torch_geometric.typing import SparseTensor, TensorFrame
 
-from edgeless.packed import Column, Gathered, NotPacked, PackedGraphs, Watched, graph_of, mask_of, refusal
-from edgeless.padding import Size, pad_edges
+from edgeless.packed import Column, Gathered, NotPacked, PackedGraphs, Watched, graph_of, in_last, mask_of, refusal
+from edgeless.padding import Padding, pad_edges
 
 __all__ = ["MASKS", "PackedData"]
 
 NODES, EDGES, GRAPHS = 0, 1, 2  # levels
+# Those of nodes and edges again, in which all padding belongs to the last graph: a table has its edges.
+LAST_NODES, LAST_EDGES = 3, 4
 MASKS = ("node_mask", "edge_mask", "graph_mask")
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -42,11 +44,16 @@ class _Key(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """Numbers of entries: of every graph, of an empty one, and of the padding: a number, ``"node"`` or ``"edge"``."""
+    """Numbers of entries: of every graph, and of graphs of padding without and with nodes, or of what entries are."""
 
     counts: list[int]
-    empty: int
-    padding: Union[int, str]
+    padding: Union[tuple[int, int], str]
+
+    def of_padding(self, known: dict[str, list[int]]) -> list[int]:
+        """The numbers of entries of graphs of padding, given those of nodes and others."""
+        if isinstance(self.padding, str):
+            return known[self.padding]
+        return [self.padding[nodes > 0] for nodes in known["node"]]
 
 
 class PackedData:
@@ -77,14 +84,13 @@ class PackedData:
         keys = [reader.key(name) for name in first._store._mapping if name not in excluded]
         self.device, self._keys, self._levels = _device_of(keys, device), keys, reader.levels
         self._follow = {*(follow_batch or ())}
-        columns = [key.column for key in keys if key.column is not None]
+        columns = [_of_last(key.column) for key in keys if key.column is not None]
         levels = dict.fromkeys([NODES, *(key.level for key in keys if key.name in self._follow)])
         self._graph_of = {level: len(columns) + place for place, level in enumerate(levels)}
         columns += [graph_of(level, GRAPHS) for level in levels]
         columns += [mask_of(level, sum(self._levels[level].counts)) for level in (NODES, EDGES, GRAPHS)]
         self._packed = PackedGraphs(
             [torch.tensor(level.counts) for level in self._levels],
-            [level.empty for level in self._levels],
             columns,
             self.device,
         )
@@ -103,19 +109,22 @@ class PackedData:
 
     # Batches ---------------------------------------------------------------------------------------------------------
 
-    def batch(self, ids: Sequence[int], fit: Callable[[int, int], Size], graphs: int) -> Batch:
+    def batch(self, ids: Sequence[int], pad: Callable[[int, int, int, int], Padding], graphs: int) -> Batch:
         """Returns the batch of the graphs with these ids, in the attributes' order of the first graph of the data set.
 
         Args:
-            fit: returns the numbers of nodes and edges of a batch, padding included, given those without.
-            graphs: the least number of graphs before the padding; empty ones are added.
+            pad: returns what is added to a batch, as :meth:`edgeless.padding.Sizes.padding` does.
+            graphs: the least number of graphs without the padding of a whole batch.
         """
-        chosen, real = self._packed.find(ids)
-        size = fit(real[NODES], real[EDGES])
-        rest = {"node": size.nodes - real[NODES], "edge": size.edges - real[EDGES]}
-        padding = [rest.get(level.padding, level.padding) for level in self._levels]
-        empty, tables = max(0, graphs - len(ids)), {"edges": pad_edges(rest["node"], rest["edge"])}
-        return self._put_together(self._packed.gather(chosen, real, empty, padding, tables), ids)
+        chosen = self._packed.find(ids)
+        nodes, edges, most = pad(
+            chosen.entries[NODES], chosen.entries[EDGES], chosen.largest, max(0, graphs - len(ids))
+        )
+        known = {"node": nodes, "edge": edges, "last node": in_last(nodes), "last edge": in_last(edges)}
+        padding = [level.of_padding(known) for level in self._levels]
+        batch = self._put_together(self._packed.gather(chosen, padding, {"edges": pad_edges(nodes, edges)}), ids)
+        batch._store._mapping["max_num_nodes"] = most
+        return batch
 
     def _put_together(self, gathered: Gathered, ids: Sequence[int]) -> Batch:
         batch = copy.copy(self._blank)
@@ -155,12 +164,13 @@ class _Reader:
 
     def __init__(self, graphs: list[Data], made: Callable[[int, int], Data]):
         _check_alike(graphs)
-        self.graphs, self._empty, self._padding = graphs, made(0, 0), made(2, 3)
+        self.graphs, self._empty, self._padding = graphs, made(0, 0), [made(2, 3), made(4, 7)]
         nodes = [graph.num_nodes for graph in graphs]
         if not all(type(count) is int for count in nodes):
             raise NotPacked("the number of nodes of a graph is not known, or no int")
         edges, each = [graph.num_edges for graph in graphs], [1] * len(graphs)
-        self.levels = [_Level(nodes, 0, "node"), _Level(edges, 0, "edge"), _Level(each, 1, 1)]
+        self.levels = [_Level(nodes, "node"), _Level(edges, "edge"), _Level(each, (1, 1))]
+        self.levels += [_Level(nodes, "last node"), _Level(edges, "last edge")]
 
     def key(self, name: str) -> _Key:
         """Returns an attribute, packed.
@@ -200,12 +210,8 @@ class _Reader:
         increment = self._increment(name, values)
         if stacked:
             return Column(torch.stack([*values, torch.zeros_like(first)]), 0, GRAPHS, increment)
-        counts, fewest, most = (
-            [value.size(dim) for value in values],
-            self._empty[name].size(dim),
-            self._padding[name].size(dim),
-        )
-        level = _Level(counts, fewest, {(0, 2): "node", (0, 3): "edge"}.get((fewest, most), most))
+        counts = [value.size(dim) for value in values]
+        level = _Level(counts, _of_padding(name, [graph[name].size(dim) for graph in (self._empty, *self._padding)]))
         shape = list(first.shape)
         shape[dim] = 1
         return Column(torch.cat([*values, first.new_zeros(shape)], dim), dim, self._place(level), increment)
@@ -223,16 +229,31 @@ class _Reader:
         table = [graph.__inc__(name, value, graph._store) for graph, value in zip(graphs, values, strict=True)]
         if any(isinstance(one, Tensor) and one.dim() for one in table):
             raise NotPacked(f"{name} has increments of several numbers")
-        try:
-            table.append(self._empty.__inc__(name, self._empty[name], self._empty._store))
-        except RuntimeError:  # of the largest id of a graph that has none
-            table.append(0)
-        if any(one != int(one) or one < 0 for one in table):
+        added = []
+        for graph in (self._empty, *self._padding):
+            try:
+                added.append(graph.__inc__(name, graph[name], graph._store))
+            except RuntimeError:  # of the largest id of a graph that has none
+                added.append(0)
+        if any(one != int(one) or one < 0 for one in (*table, *added)):
             raise NotPacked(f"{name} has increments that are no natural numbers")
-        *counts, empty = map(int, table)
-        if not any(table):
+        counts = list(map(int, table))
+        if not any(counts):
             return None
-        return NODES if (counts, empty) == (self.levels[NODES].counts, 0) else self._place(_Level(counts, empty, 0))
+        return self._place(_Level(counts, _of_padding(name, list(map(int, added)))))
+
+
+def _of_padding(name: str, numbers: list[int]) -> Union[tuple[int, int], str]:
+    """What numbers of graphs of padding are, given those of graphs with 0, 2 and 4 nodes and 0, 3 and 7 edges."""
+    found = {(0, 2, 4): "node", (0, 3, 7): "edge"}.get(tuple(numbers))
+    if found is None and numbers[1] != numbers[2]:
+        raise NotPacked(f"{name} has increments that neither nodes nor edges have")
+    return found or (numbers[0], numbers[1])
+
+
+def _of_last(column: Column) -> Column:
+    """A column as :class:`PackedGraphs` takes it: the edges of all padding, from a table, belong to the last graph."""
+    return column if column.last is None else column._replace(level=LAST_EDGES, increment=LAST_NODES)
 
 
 def _may_vary(dataset: Any) -> Optional[str]:

@@ -1,9 +1,9 @@
 """Attributes of many graphs, concatenated once, from which batches are gathered without Python for every graph.
 
 A *level* is what an attribute has entries for: nodes, edges, or something of its own, of which every graph has its own
-number. The entries of a batch are those of the chosen graphs, then of empty graphs and of one graph of padding, which
-fill it to its size (:mod:`edgeless.padding`). The numbers of entries stay on the CPU, so that all sizes are known there
-and nothing waits for a GPU; the arrays may be on any device.
+number. The entries of a batch are those of the chosen graphs, then of graphs of padding, which fill it to its size
+(:mod:`edgeless.padding`). The numbers of entries stay on the CPU, so that all sizes are known there and nothing waits
+for a GPU; the arrays may be on any device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,19 @@ from torch import Tensor
 from . import _C
 from .ops.packed import gather_packed
 
-__all__ = ["Column", "Fetcher", "Gathered", "NotPacked", "PackedGraphs", "Watched", "graph_of", "mask_of", "refusal"]
+__all__ = [
+    "Chosen",
+    "Column",
+    "Fetcher",
+    "Gathered",
+    "NotPacked",
+    "PackedGraphs",
+    "Watched",
+    "graph_of",
+    "in_last",
+    "mask_of",
+    "refusal",
+]
 
 _WATCHED = 64  # graphs that are looked at to see whether a data set has changed
 
@@ -102,7 +114,8 @@ class Column(NamedTuple):
         dim: the dimension along which entries are concatenated.
         level: its place among the levels.
         increment: the level whose number of entries in the graphs before is added to a graph's integers, or None.
-        last: the name of a table with the padding's entries, or None if they are copies of the last one in ``data``.
+        last: the name of a table with the padding's entries, whose level has none in graphs of padding but the last, or
+            None if they are copies of the last one in ``data``.
     """
 
     data: Tensor
@@ -117,18 +130,16 @@ class PackedGraphs:
 
     Args:
         counts: of every level, the number of entries of every graph ``[num_graphs]``. The first level is that of nodes.
-        empty: of every level, the number of entries of an empty graph.
         columns: the attributes.
         device: of the attributes and of batches.
     """
 
-    def __init__(self, counts: Sequence[Tensor], empty: Sequence[int], columns: Sequence[Column], device: torch.device):
+    def __init__(self, counts: Sequence[Tensor], columns: Sequence[Column], device: torch.device):
         self.num_graphs, self.num_levels, self.device = counts[0].numel(), len(counts), device
-        self._empty = list(empty)
         ends = [count.cumsum(0) for count in counts]
-        # Columns num_graphs and num_graphs + 1 are the empty graph and the padding, whose entries begin behind all.
-        filled = [torch.cat((count, count.new_tensor([none, 0]))) for count, none in zip(counts, empty)]
-        begins = [torch.cat((end - count, end[-1:], end[-1:])) for end, count in zip(ends, counts)]
+        # Column num_graphs is a graph of padding, whose entries begin behind all.
+        filled = [torch.cat((count, count.new_zeros(1))) for count in counts]
+        begins = [torch.cat((end - count, end[-1:])) for end, count in zip(ends, counts)]
         self._table = torch.stack((*filled, *begins))
         self._columns = [column._replace(data=column.data.to(device)) for column in columns]
         self._arguments = (
@@ -139,8 +150,8 @@ class PackedGraphs:
         )
         self._tails: dict[int, Tensor] = {}
 
-    def find(self, ids: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Returns the ids of graphs as a tensor ``[num_chosen]`` and how many entries the graphs have of every level.
+    def find(self, ids: Sequence[int]) -> Chosen:
+        """Returns the graphs with these ids.
 
         Raises:
             IndexError: an id is out of range; negative ones count from the end, as those of a list do.
@@ -152,31 +163,43 @@ class PackedGraphs:
             raise IndexError(f"a batch has graph {wrong}, expected an id below {self.num_graphs}")
         if least < 0:
             chosen = torch.where(chosen < 0, chosen + self.num_graphs, chosen)
-        return chosen, self._table[: self.num_levels].index_select(1, chosen).sum(1).tolist()
+        counts = self._table[: self.num_levels].index_select(1, chosen)
+        return Chosen(chosen, counts.sum(1).tolist(), int(counts[0].max()))
 
-    def gather(
-        self, chosen: Tensor, real: Sequence[int], empty: int, padding: Sequence[int], tables: dict[str, Tensor]
-    ) -> Gathered:
-        """Returns a batch: the chosen graphs, empty ones, and the padding.
+    def gather(self, chosen: Chosen, padding: Sequence[Sequence[int]], tables: dict[str, Tensor]) -> Gathered:
+        """Returns a batch: the chosen graphs, and those of padding.
 
         Args:
-            chosen, real: as :meth:`find` returns them.
-            empty: the number of empty graphs.
-            padding: of every level, the number of entries of the padding.
+            padding: of every level, the numbers of entries of every graph of padding.
             tables: entries of the padding on the CPU, int64 ``[..., entries]``, by the names that columns have.
         """
-        if empty not in self._tails:
-            self._tails[empty] = torch.tensor([*[self.num_graphs] * empty, self.num_graphs + 1])
-        picked = self._table.index_select(1, torch.cat((chosen, self._tails[empty])))
-        picked[: self.num_levels, -1] = torch.tensor(padding)
+        added = len(padding[0])
+        if added not in self._tails:
+            self._tails[added] = torch.full((added,), self.num_graphs)
+        picked = self._table.index_select(1, torch.cat((chosen.ids, self._tails[added])))
+        picked[: self.num_levels, -added:] = torch.tensor(padding)
         counts, begins = picked[: self.num_levels], picked[self.num_levels :]
         bounds = torch.zeros(self.num_levels, picked.size(1) + 1, dtype=torch.int64)
         torch.cumsum(counts, 1, out=bounds[:, 1:])
-        sizes = [count + none * empty + rest for count, none, rest in zip(real, self._empty, padding)]
+        sizes = [count + sum(rest) for count, rest in zip(chosen.entries, padding)]
         there, begins, *rest = _on(self.device, (bounds, begins, *tables.values()))
         moved = dict(zip(tables, rest))
         last = [None if column.last is None else moved[column.last] for column in self._columns]
         return Gathered(gather_packed(*self._arguments, last, there, begins, sizes), sizes, counts, bounds, there)
+
+
+class Chosen(NamedTuple):
+    """Graphs of a batch.
+
+    Attributes:
+        ids: int64 ``[num_chosen]``.
+        entries: of every level, the number of their entries.
+        largest: the most entries that one of them has of the first level.
+    """
+
+    ids: Tensor
+    entries: list[int]
+    largest: int
 
 
 class Gathered(NamedTuple):
@@ -196,6 +219,11 @@ class Gathered(NamedTuple):
     counts: Tensor
     bounds: Tensor
     bounds_there: Tensor
+
+
+def in_last(numbers: Sequence[int]) -> list[int]:
+    """The same number of entries of padding, all in the last graph."""
+    return [0] * (len(numbers) - 1) + [sum(numbers)]
 
 
 def graph_of(level: int, graphs: int) -> Column:

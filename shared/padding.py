@@ -1,175 +1,48 @@
-"""Batches of few sizes: which sizes, and norms that do not see the padding.
+"""Batches of few sizes, and norms that do not see the padding.
 
-A batch of small graphs gets one more graph, whose nodes and edges fill it to one of few sizes, so that a captured step
-(:func:`edgeless.capture_step`) can be replayed for it. The padding's edges are among its own nodes: messages, pooling
-and losses of the real graphs are as without it. The loaders are in ``edgeless.pyg.loader`` and
+A batch of small graphs gets more graphs, whose nodes and edges fill it to one of few sizes, so that a captured step
+(:func:`edgeless.capture_step`) can be replayed for it. The padding's edges are within its graphs: messages, pooling and
+losses of the real graphs are as without it. The loaders are in ``edgeless.pyg.loader`` and
 ``edgeless.dgl.dataloading``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Optional
+from collections.abc import Iterator
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-from .graph_checks import compiling
+from .dense_rows import DenseRows
+from .graph_checks import compiling, transforming
+from .padding_sizes import Padding, Size, Sizes, choose_sizes, pad_edges
 
-__all__ = ["BatchNorm1d", "Size", "Sizes", "choose_sizes", "convert_batchnorm", "pad_edges", "real_rows"]
+__all__ = [
+    "BatchNorm1d",
+    "Padding",
+    "Size",
+    "Sizes",
+    "choose_sizes",
+    "convert_batchnorm",
+    "dense_rows_of",
+    "pad_edges",
+    "real_rows",
+]
 
-LEAST_NODES = 2  # of the padding: its edges are no self loops, which some layers would replace
-_DRAWS = 1_000  # batches that are drawn to see how the sizes of batches are spread
-_MARGIN = 1.02  # by which the largest size exceeds the largest batch drawn
-
-
-# Sizes ---------------------------------------------------------------------------------------------------------------
-
-
-class Size(NamedTuple):
-    """Numbers of nodes and edges of a padded batch."""
-
-    nodes: int
-    edges: int
-
-
-@dataclass
-class Sizes:
-    """The sizes to which batches are padded, and what that wasted so far.
-
-    Attributes:
-        sizes: from the smallest to the largest.
-        expected: the parts of nodes and edges that are padding, of the batches that were drawn when they were chosen.
-        batches: batches that were padded, by the place of their size.
-        too_large: batches larger than the largest size, which were given a graph of no nodes instead.
-    """
-
-    sizes: list[Size]
-    expected: tuple[float, float] = (0.0, 0.0)
-    batches: dict[int, int] = field(default_factory=dict)
-    too_large: int = 0
-    _real: list[int] = field(default_factory=lambda: [0, 0])
-    _padded: list[int] = field(default_factory=lambda: [0, 0])
-
-    def fit(self, nodes: int, edges: int) -> Optional[Size]:
-        """Returns the smallest size that a batch of so many nodes and edges can be padded to, None if there is none."""
-        for place, size in enumerate(self.sizes):
-            if nodes + LEAST_NODES <= size.nodes and edges <= size.edges:
-                return self._note(place, nodes, edges)
-        self.too_large += 1
-        return None
-
-    def _note(self, place: int, nodes: int, edges: int) -> Size:
-        size = self.sizes[place]
-        self.batches[place] = self.batches.get(place, 0) + 1
-        for i, (real, padded) in enumerate(((nodes, size.nodes), (edges, size.edges))):
-            self._real[i] += real
-            self._padded[i] += padded
-        return size
-
-    @property
-    def waste(self) -> tuple[float, float]:
-        """The parts of nodes and edges of padded batches that were padding; those expected before the first batch."""
-        if not self.batches:
-            return self.expected
-        return tuple(1 - real / max(1, padded) for real, padded in zip(self._real, self._padded))
-
-    def __str__(self) -> str:
-        nodes, edges = self.waste
-        count = sum(self.batches.values())
-        of = f"of {count} batches" if count else "expected"
-        lines = [
-            f"{len(self.sizes)} sizes, {100 * nodes:.1f} % of nodes and {100 * edges:.1f} % of edges padding, {of}"
-        ]
-        lines += [f"  {size.nodes} nodes, {size.edges} edges" for size in self.sizes]
-        return "\n".join(lines + ([f"  {self.too_large} batches were larger"] if self.too_large else []))
+# The batch in force --------------------------------------------------------------------------------------------------
 
 
-def choose_sizes(
-    nodes: Sequence[int], edges: Sequence[int], batch_size: int, *, most: int = 8, waste: float = 0.06, seed: int = 0
-) -> Sizes:
-    """Chooses the sizes for batches of random graphs of a data set: as few as waste little.
-
-    The sizes are geometric, from the smallest to the largest of many batches that are drawn, and nodes and edges grow
-    together.
-
-    Args:
-        nodes, edges: of every graph of the data set, or of a sample of it.
-        batch_size: graphs in a batch.
-        most: the most sizes.
-        waste: the part of nodes, and of edges, that may be padding; fewer sizes than ``most`` are chosen if they do.
-        seed: of the draws.
-    Raises:
-        ValueError: no graphs, unequal lengths, or a number that makes no sense.
-    """
-    if not len(nodes) or len(nodes) != len(edges):
-        raise ValueError(
-            f"choose_sizes: nodes and edges must have one number a graph, got {len(nodes)} and {len(edges)}"
-        )
-    if batch_size < 1 or most < 1 or not 0 < waste < 1:
-        raise ValueError(
-            "choose_sizes: batch_size and most must be at least 1, and waste between 0 and 1, got "
-            f"{batch_size}, {most} and {waste}"
-        )
-    counts = torch.tensor([list(map(int, nodes)), list(map(int, edges))], dtype=torch.float64)
-    drawn = torch.Generator().manual_seed(seed)
-    if batch_size < len(nodes):
-        # Without replacement within a batch, as loaders draw.
-        picks = torch.stack([torch.randperm(len(nodes), generator=drawn)[:batch_size] for _ in range(_DRAWS)])
-        totals = counts[:, picks].sum(-1)
-    else:
-        totals = counts.sum(1, keepdim=True)
-    totals[0] += LEAST_NODES
-    mean = totals.mean(1, keepdim=True).clamp(min=1)
-    scale = (totals / mean).amax(0)
-    low, high = float(scale.min()), float(scale.max()) * (_MARGIN if batch_size < len(nodes) else 1)
-    for count in range(1, most + 1):
-        steps = [low * (high / low) ** ((i + 1) / count) for i in range(count)]
-        bounds = torch.tensor(steps, dtype=torch.float64)
-        bounds[-1] = high
-        place = torch.searchsorted(bounds, scale - 1e-12).clamp(max=count - 1)
-        padded = (bounds[place] * mean).ceil()
-        expected = tuple((1 - totals.sum(1) / padded.sum(1).clamp(min=1)).tolist())
-        if max(expected) <= waste:
-            break
-    sizes = [Size(math.ceil(float(mean[0]) * s), math.ceil(float(mean[1]) * s)) for s in bounds.tolist()]
-    return Sizes([_distinct(size, batch_size + 1) for size in sizes], expected)
-
-
-def _distinct(size: Size, graphs: int) -> Size:
-    """The size, enlarged by what makes numbers of nodes, edges and graphs differ: norms tell rows by their number."""
-    edges = size.edges + (size.edges == graphs)
-    nodes = size.nodes
-    while nodes in (edges, graphs):
-        nodes += 1
-    return Size(nodes, edges)
-
-
-def pad_edges(nodes: int, edges: int) -> Tensor:
-    """Edges ``[2, edges]`` among ``nodes`` nodes, without self loops and with equal degrees as far as possible."""
-    if not edges:
-        return torch.empty(2, 0, dtype=torch.int64)
-    if nodes < LEAST_NODES:
-        raise ValueError(f"pad_edges: nodes must be at least {LEAST_NODES}, got {nodes}")
-    ids = torch.arange(edges)
-    src = ids % nodes
-    steps = ids // nodes + 1 if edges <= nodes * (nodes - 1) else ids // nodes % (nodes - 1) + 1
-    return torch.stack((src, (src + steps) % nodes))
-
-
-# Norms ---------------------------------------------------------------------------------------------------------------
-
-
-class _Masks(threading.local):
+class _Active(threading.local):
     def __init__(self):
         self.masks: tuple[Tensor, ...] = ()
+        self.batch: Any = None
+        self.dense: Optional[DenseRows] = None
 
 
-_active = _Masks()
+_active = _Active()
 
 
 @contextlib.contextmanager
@@ -181,6 +54,8 @@ def real_rows(
     graphs: Optional[Tensor] = None,
 ) -> Iterator[None]:
     """Lets norms that :func:`convert_batchnorm` has converted ignore a batch's padding inside the block.
+
+    Given a batch, ``edgeless.pyg.nn.GPSConv`` also knows how many nodes a graph has at most, and asks no GPU.
 
     Args:
         batch: a batch of ``edgeless.pyg.loader.PaddedLoader``, or None.
@@ -194,11 +69,33 @@ def real_rows(
     masks = tuple(mask for mask in given if mask is not None)
     if not masks:
         raise TypeError("real_rows: a batch or a mask must be given")
-    before, _active.masks = _active.masks, masks
+    before = _active.masks, _active.batch, _active.dense
+    _active.masks, _active.batch, _active.dense = masks, batch, None
     try:
         yield
     finally:
-        _active.masks = before
+        _active.masks, _active.batch, _active.dense = before
+
+
+def dense_rows_of(batch: Any) -> Optional[DenseRows]:
+    """Returns where the nodes of the batch in force are in a dense tensor, or None if that is not known on the host.
+
+    Args:
+        batch: the graph's number of every node, int64 ``[N]``. It has to be the very tensor of the batch that
+            :func:`real_rows` was given.
+    """
+    known = _active.batch
+    if known is None or batch is None or compiling() or transforming():
+        return None
+    store = known._store._mapping if hasattr(known, "_store") else {}
+    if store.get("batch") is not batch or store.get("ptr") is None or store.get("max_num_nodes") is None:
+        return None
+    if _active.dense is None:
+        _active.dense = DenseRows(batch, store["ptr"], store["max_num_nodes"])
+    return _active.dense
+
+
+# Norms ---------------------------------------------------------------------------------------------------------------
 
 
 class BatchNorm1d(torch.nn.BatchNorm1d):
@@ -227,6 +124,10 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
             )
         if input.device.type == "cpu" and not compiling() and type(input) is Tensor:
             return self._of_rows(input, real)
+        return self._of_mask(input, real)
+
+    def _of_mask(self, input: Tensor, real: Tensor) -> Tensor:
+        """The norm without a read by the host."""
         wide = torch.promote_types(input.dtype, torch.float32)
         rows, real = input.to(wide), real.unsqueeze(1)
         count = real.sum().to(wide)
@@ -241,7 +142,7 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
         return out.to(input.dtype)
 
     def _of_rows(self, input: Tensor, real: Tensor) -> Tensor:
-        """The same on the CPU, where the real rows can be counted and torch's own norm of them is faster."""
+        """The norm on the CPU, where the real rows can be counted and torch's own norm of them is faster."""
         count = int(real.sum())
         begins = bool(real[:count].all())  # as in batches of a PaddedLoader
         places = None if begins else torch.cat((real.nonzero().squeeze(1), (~real).nonzero().squeeze(1)))

@@ -20,6 +20,7 @@ from .gat_conv import GATConv
 from .gatv2_conv import GATv2Conv
 from .gcn_conv import GCNConv
 from .gin_conv import GINConv
+from .gps_conv import GPSConv
 from .graph_conv import GraphConv
 from .hetero_conv import HeteroConv
 from .hetero_linear import HeteroDictLinear, HeteroLinear
@@ -36,6 +37,7 @@ __all__ = [
     "GATv2Conv",
     "GCNConv",
     "GINConv",
+    "GPSConv",
     "GraphConv",
     "HGTConv",
     "HeteroConv",
@@ -58,6 +60,7 @@ _LAYERS = [
     GATv2Conv,
     GCNConv,
     GINConv,
+    GPSConv,
     GraphConv,
     HGTConv,
     HeteroConv,

@@ -23,6 +23,7 @@ from .gat_conv import GATConv as GATConv
 from .gatv2_conv import GATv2Conv as GATv2Conv
 from .gcn_conv import GCNConv as GCNConv
 from .gin_conv import GINConv as GINConv
+from .gps_conv import GPSConv as GPSConv
 from .graph_conv import GraphConv as GraphConv
 from .hetero_conv import HeteroConv as HeteroConv
 from .hetero_linear import HeteroDictLinear as HeteroDictLinear

@@ -61,6 +61,7 @@ CASES = {
     "GINConv": Case(lambda m: m.GINConv(mlp(IN, 3, OUT), train_eps=True), (X, EDGES)),
     "GINConv of an MLP": Case(lambda m: m.GINConv(stock.MLP([IN, 3, OUT])), (X, EDGES)),
     "GINConv, max": Case(lambda m: m.GINConv(mlp(IN, 8, OUT), aggr="max"), (X, EDGES)),
+    "GPSConv": Case(lambda m: m.GPSConv(IN, m.GINConv(mlp(IN, 3, IN)), norm="layer_norm"), (X, EDGES)),
     "GraphConv": Case(lambda m: m.GraphConv(IN, OUT), (X, EDGES, WEIGHTS)),
     "GraphConv, max": Case(lambda m: m.GraphConv((IN, IN), 9, aggr="max"), ((X, X + 1), EDGES)),
     "HGTConv": Case(lambda m: m.HGTConv(IN, OUT, (list(SIZES), KEYS), 2), (X_DICT, EDGE_DICT)),

@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader
 
 import edgeless.pyg.nn as ours
-from edgeless.padding import BatchNorm1d, Sizes, choose_sizes, convert_batchnorm, pad_edges, real_rows
+from edgeless.padding import BatchNorm1d, Size, Sizes, choose_sizes, convert_batchnorm, pad_edges, real_rows
 from edgeless.pyg.loader import PaddedLoader
 
 
@@ -38,14 +38,17 @@ GRAPHS = molecules()
 # The layout ----------------------------------------------------------------------------------------------------------
 
 
-def test_batches_have_few_shapes_and_masks():
+@pytest.mark.parametrize("packed", [True, False])
+def test_batches_have_few_shapes_and_masks(packed):
     torch.manual_seed(0)
-    loader = PaddedLoader(GRAPHS, batch_size=16, shuffle=True)
-    shapes = set()
+    loader = PaddedLoader(GRAPHS, batch_size=16, shuffle=True, packed=packed)
+    shapes, largest = set(), max(graph.num_nodes for graph in GRAPHS)
     for _ in range(5):
         for batch in loader:
-            shapes.add((*batch.x.shape, *batch.edge_index.shape, *batch.y.shape))
-            assert batch.num_graphs == 17 and batch.batch.max() < 17 and batch.ptr.numel() == 18
+            shapes.add((*batch.x.shape, *batch.edge_index.shape, *batch.y.shape, batch.max_num_nodes))
+            (size,) = [size for size in loader.sizes.sizes if size[:2] == (batch.num_nodes, batch.num_edges)]
+            graphs = 16 + size.graphs
+            assert batch.num_graphs == graphs and batch.batch.max() < graphs and batch.ptr.numel() == graphs + 1
             real = int(batch.graph_mask.sum())
             assert real == (16 if real == 16 else 12) and batch.graph_mask[:real].all()
             assert batch.node_mask.sum() == batch.ptr[real] and batch.node_mask[: batch.ptr[real]].all()
@@ -53,9 +56,31 @@ def test_batches_have_few_shapes_and_masks():
             padded = ~batch.node_mask
             assert not batch.x[padded].any() and not batch.edge_attr[~batch.edge_mask].any()
             ends = batch.edge_index[:, ~batch.edge_mask]
-            assert (ends >= batch.ptr[-2]).all() and (ends[0] != ends[1]).all()
-            assert (batch.batch[padded] == 16).all() and not batch.y[~batch.graph_mask].any()
+            assert (ends >= batch.ptr[real]).all() and (ends[0] != ends[1]).all()
+            assert torch.equal(*batch.batch[ends])  # the edges are within graphs
+            assert (batch.batch[padded] >= real).all() and not batch.y[~batch.graph_mask].any()
+            assert batch.max_num_nodes == largest >= batch.ptr.diff().max()
+            of_padding = batch.ptr[real:].diff()
+            assert of_padding.max() - of_padding[of_padding > 0].min() <= 1
     assert len(shapes) <= len(loader.sizes.sizes) <= 8
+
+
+def test_the_most_nodes_of_a_graph_are_one_of_few_numbers():
+    graphs = [*molecules(200), *molecules(1, least=90, most=91)]
+    sizes = choose_sizes([g.num_nodes for g in graphs], [g.num_edges for g in graphs], 16)
+    assert sizes.most_nodes == (29, 90)
+    loader, found = PaddedLoader(graphs, 16, shuffle=True), set()
+    for batch in loader:
+        assert batch.ptr.diff().max() <= batch.max_num_nodes
+        found.add(batch.max_num_nodes)
+    assert found == {29, 90}
+    rare = Sizes([Size(100, 200, 2)], most_nodes=(12,))
+    assert rare.padding(80, 160, 12) == ([10, 10], [20, 20], 12)
+    assert rare.padding(90, 160, 25) == ([5, 5], [20, 20], 36)  # a graph that was not in the sample
+    assert rare.padding(20, 160, 12) == ([40, 40], [20, 20], 48)  # fewer nodes than any batch that was drawn
+    assert rare.padding(20, 160, 12, missing=6) == ([10] * 8, [5] * 8, 12)
+    assert rare.padding(98, 200, 12, missing=1) == ([0, 0, 2], [0, 0, 0], 12)
+    assert rare.padding(99, 200, 12, missing=1) == ([0, 0], [0, 0], 12) and rare.too_large == 1
 
 
 def test_real_graphs_are_the_loaders():
@@ -95,7 +120,11 @@ def test_labels_of_nodes_edges_and_graphs():
         graphs.append(graph)
     batch = next(iter(PaddedLoader(graphs, 4)))
     assert batch.pos.shape[0] == batch.kind.shape[0] == batch.num_nodes and batch.bond.shape == (batch.num_edges,)
-    assert batch.target.shape == (15,) and batch.scalar.shape == (5,) and not batch.kind[~batch.node_mask].any()
+    assert (
+        batch.target.shape == (3 * batch.num_graphs,)
+        and batch.scalar.shape == (batch.num_graphs,)
+        and not batch.kind[~batch.node_mask].any()
+    )
 
 
 def test_graphs_without_node_attributes():
@@ -166,6 +195,15 @@ def test_edges_of_padding(nodes, edges):
         assert int(src.max()) < nodes and int(dst.max()) < nodes and int(degrees.max() - degrees.min()) <= 1
     with pytest.raises(ValueError, match="at least 2"):
         pad_edges(1, 1)
+
+
+def test_edges_of_several_graphs_of_padding():
+    nodes, edges = [5, 2, 0, 7], [30, 3, 0, 5]
+    found, first = pad_edges(nodes, edges), 0
+    parts = found.split(edges, 1)
+    for room, count, part in zip(nodes, edges, parts, strict=True):
+        assert torch.equal(part, pad_edges(room, count) + first)
+        first += room
 
 
 def test_a_batch_larger_than_all_sizes_has_masks():

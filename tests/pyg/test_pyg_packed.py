@@ -265,7 +265,7 @@ def test_what_is_not_packed_says_why_and_is_collated_by_pyg(name):
         return
     for mine, theirs in zip(loader, PaddedLoader(dataset, 7, packed=False), strict=True):
         assert list(mine.keys()) == list(theirs.keys()) and torch.equal(mine.x, theirs.x)
-        assert torch.equal(mine.edge_index, theirs.edge_index) and mine.num_graphs == theirs.num_graphs == 8
+        assert torch.equal(mine.edge_index, theirs.edge_index) and mine.num_graphs == theirs.num_graphs
 
 
 def test_exclude_keys_leaves_out_what_cannot_be_packed_or_padded():
@@ -337,7 +337,7 @@ def test_batches_do_not_share_memory_with_the_packed_arrays():
     batches = list(loader)
     before = [copy.deepcopy(batch) for batch in batches]
     for batch in loader:
-        for value in batch._store._mapping.values():
+        for value in filter(torch.is_tensor, batch._store._mapping.values()):
             value.zero_()
     for mine, theirs, again in zip(batches, before, loader, strict=True):
         assert_same(mine, theirs)

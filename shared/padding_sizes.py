@@ -1,0 +1,250 @@
+"""The sizes that batches of small graphs are padded to, and the edges of padding; see :mod:`edgeless.padding`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Optional, Union
+
+import torch
+from torch import Tensor
+
+__all__ = ["Padding", "Size", "Sizes", "choose_sizes", "pad_edges"]
+
+LEAST_NODES = 2  # of the padding: its edges are no self loops, which some layers would replace
+_DRAWS = 1_000  # batches that are drawn to see how the sizes of batches are spread
+_MARGIN = 1.02  # by which the largest size exceeds the largest batch drawn
+_USUAL = 0.9  # the part of batches that have no larger graph than usual
+# Times as many nodes as usual: attention among all nodes of a graph takes 2.3 times as long.
+_MUCH_LARGER = 1.5
+
+
+class Size(NamedTuple):
+    """Numbers of nodes and edges of a padded batch, and of the graphs that its padding may be split over."""
+
+    nodes: int
+    edges: int
+    graphs: int = 1
+
+
+class Padding(NamedTuple):
+    """What is added to a batch.
+
+    Attributes:
+        nodes, edges: of every graph that is added, in equal parts; graphs without nodes, if there are any, come first.
+        most_nodes: a number that no graph of the batch exceeds, and one of few.
+    """
+
+    nodes: list[int]
+    edges: list[int]
+    most_nodes: int
+
+
+@dataclass
+class Sizes:
+    """The sizes to which batches are padded, and what that wasted so far.
+
+    Attributes:
+        sizes: from the smallest to the largest.
+        expected: the parts of nodes and edges that are padding, of the batches that were drawn when they were chosen.
+        most_nodes: the nodes of the largest graph, before it a smaller number if graphs of most batches do not exceed
+            it. No graph of padding has more nodes than the first. Empty: they are not known.
+        batches: batches that were padded, by the place of their size.
+        too_large: batches larger than the largest size, which were given a graph of no nodes instead.
+    """
+
+    sizes: list[Size]
+    expected: tuple[float, float] = (0.0, 0.0)
+    most_nodes: tuple[int, ...] = ()
+    batches: dict[int, int] = field(default_factory=dict)
+    too_large: int = 0
+    _real: list[int] = field(default_factory=lambda: [0, 0])
+    _padded: list[int] = field(default_factory=lambda: [0, 0])
+
+    def padding(self, nodes: int, edges: int, largest: int, missing: int = 0) -> Padding:
+        """Returns what fills a batch of so many nodes and edges, and counts the batch.
+
+        Args:
+            nodes, edges: of the batch.
+            largest: the nodes of its largest graph.
+            missing: how many graphs fewer than others it has.
+        """
+        size = self.fit(nodes, edges) or Size(nodes, edges)
+        rest, added = size.nodes - nodes, missing + size.graphs
+        filled = min(added, max(1, rest // LEAST_NODES))
+        empty, own = [0] * (added - filled), _shares(rest, filled)
+        most = max(largest, own[0])
+        for room in self.most_nodes:
+            if most <= room:
+                most = room
+                break
+        else:
+            most = -(-most // self.most_nodes[-1]) * self.most_nodes[-1] if self.most_nodes else most
+        return Padding(empty + own, empty + _shares(size.edges - edges, filled), most)
+
+    def fit(self, nodes: int, edges: int) -> Optional[Size]:
+        """Returns the smallest size that a batch of so many nodes and edges can be padded to, None if there is none."""
+        for place, size in enumerate(self.sizes):
+            if nodes + LEAST_NODES <= size.nodes and edges <= size.edges:
+                return self._note(place, nodes, edges)
+        self.too_large += 1
+        return None
+
+    def _note(self, place: int, nodes: int, edges: int) -> Size:
+        size = self.sizes[place]
+        self.batches[place] = self.batches.get(place, 0) + 1
+        for i, (real, padded) in enumerate(((nodes, size.nodes), (edges, size.edges))):
+            self._real[i] += real
+            self._padded[i] += padded
+        return size
+
+    @property
+    def waste(self) -> tuple[float, float]:
+        """The parts of nodes and edges of padded batches that were padding; those expected before the first batch."""
+        if not self.batches:
+            return self.expected
+        return tuple(1 - real / max(1, padded) for real, padded in zip(self._real, self._padded))
+
+    def __str__(self) -> str:
+        nodes, edges = self.waste
+        count = sum(self.batches.values())
+        of = f"of {count} batches" if count else "expected"
+        lines = [
+            f"{len(self.sizes)} sizes, {100 * nodes:.1f} % of nodes and {100 * edges:.1f} % of edges padding, {of}"
+        ]
+        lines += [f"  {size.nodes} nodes, {size.edges} edges, {size.graphs} more graphs" for size in self.sizes]
+        return "\n".join(lines + ([f"  {self.too_large} batches were larger"] if self.too_large else []))
+
+
+def choose_sizes(
+    nodes: Sequence[int],
+    edges: Sequence[int],
+    batch_size: int,
+    *,
+    most: int = 8,
+    waste: float = 0.06,
+    sizes: Optional[Sequence[tuple[int, int]]] = None,
+    largest: Optional[int] = None,
+    seed: int = 0,
+) -> Sizes:
+    """Chooses the sizes for batches of random graphs of a data set: as few as waste little.
+
+    The sizes are geometric, from the smallest to the largest of many batches that are drawn, and nodes and edges grow
+    together. Each gets as many graphs as its padding needs to be no larger than the data set's own graphs.
+
+    Args:
+        nodes, edges: of every graph of the data set, or of a sample of it.
+        batch_size: graphs in a batch.
+        most: the most sizes.
+        waste: the part of nodes, and of edges, that may be padding; fewer sizes than ``most`` are chosen if they do.
+        sizes: pairs of nodes and edges, which are used instead.
+        largest: the nodes of the data set's largest graph; the largest of ``nodes`` by default.
+        seed: of the draws.
+    Raises:
+        ValueError: no graphs, unequal lengths, or a number that makes no sense.
+    """
+    if not len(nodes) or len(nodes) != len(edges):
+        raise ValueError(
+            f"choose_sizes: nodes and edges must have one number a graph, got {len(nodes)} and {len(edges)}"
+        )
+    if batch_size < 1 or most < 1 or not 0 < waste < 1:
+        raise ValueError(
+            "choose_sizes: batch_size and most must be at least 1, and waste between 0 and 1, got "
+            f"{batch_size}, {most} and {waste}"
+        )
+    counts = torch.tensor([list(map(int, nodes)), list(map(int, edges))], dtype=torch.float64)
+    drawn = torch.Generator().manual_seed(seed)
+    if batch_size < len(nodes):
+        # Without replacement within a batch, as loaders draw.
+        picks = torch.stack([torch.randperm(len(nodes), generator=drawn)[:batch_size] for _ in range(_DRAWS)])
+        totals = counts[:, picks].sum(-1)
+        largest_of_batches = counts[0][picks].amax(1)
+    else:
+        totals, largest_of_batches = counts.sum(1, keepdim=True), counts[0].amax(0, keepdim=True)
+    rooms = _rooms(largest_of_batches, max(int(counts[0].max()), largest or 0))
+    if sizes is None:
+        found, expected = _geometric(totals, most, waste, _MARGIN if batch_size < len(nodes) else 1)
+    else:
+        found, expected = [Size(*size) for size in sorted(sizes)], (0.0, 0.0)
+    found = [_with_graphs(size, totals[0], smaller, rooms[0]) for size, smaller in zip(found, [None, *found])]
+    if sizes is None:
+        found = [_distinct(size, batch_size) for size in found]
+    return Sizes(found, expected, rooms)
+
+
+def _rooms(largest: Tensor, most: int) -> tuple[int, ...]:
+    """Numbers of nodes that the largest graphs of batches are rounded up to, given those of drawn batches.
+
+    A second one is worth its recordings if the data set has few graphs that are much larger than the others.
+    """
+    most = max(LEAST_NODES + 1, most)
+    usual = max(LEAST_NODES + 1, math.ceil(float(largest.quantile(_USUAL))))
+    return (usual, most) if usual * _MUCH_LARGER <= most else (most,)
+
+
+def _geometric(totals: Tensor, most: int, waste: float, margin: float) -> tuple[list[Size], tuple[float, float]]:
+    """The fewest sizes that waste little, and what they waste, given nodes and edges of drawn batches ``[2, B]``."""
+    totals = totals + torch.tensor([[LEAST_NODES], [0]])
+    mean = totals.mean(1, keepdim=True).clamp(min=1)
+    scale = (totals / mean).amax(0)
+    low, high = float(scale.min()), float(scale.max()) * margin
+    for count in range(1, most + 1):
+        steps = [low * (high / low) ** ((i + 1) / count) for i in range(count)]
+        bounds = torch.tensor(steps, dtype=torch.float64)
+        bounds[-1] = high
+        place = torch.searchsorted(bounds, scale - 1e-12).clamp(max=count - 1)
+        padded = (bounds[place] * mean).ceil()
+        expected = tuple((1 - totals.sum(1) / padded.sum(1).clamp(min=1)).tolist())
+        if max(expected) <= waste:
+            break
+    return [Size(math.ceil(float(mean[0]) * s), math.ceil(float(mean[1]) * s)) for s in bounds.tolist()], expected
+
+
+def _with_graphs(size: Size, nodes: Tensor, smaller: Optional[Size], room: int) -> Size:
+    """The size with as many graphs as its padding needs, and one more, given the nodes of drawn batches ``[B]``.
+
+    Few batches have fewer nodes than the next smaller size, namely those with many edges. Graphs of padding exceed
+    ``room`` there if need be.
+    """
+    least = min(size.nodes - LEAST_NODES, int(nodes.min()) if smaller is None else smaller.nodes - LEAST_NODES + 1)
+    return size._replace(graphs=-(-(size.nodes - least) // room) + 1)
+
+
+def _distinct(size: Size, batch_size: int) -> Size:
+    """The size, enlarged by what makes numbers of nodes, edges and graphs differ: norms tell rows by their number."""
+    graphs = batch_size + size.graphs
+    edges = size.edges + (size.edges == graphs)
+    nodes = size.nodes
+    while nodes in (edges, graphs):
+        nodes += 1
+    return Size(nodes, edges, size.graphs)
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """Natural numbers that add up to ``total`` and differ by one at most, the larger ones first."""
+    each, more = divmod(total, parts)
+    return [each + 1] * more + [each] * (parts - more)
+
+
+def pad_edges(nodes: Union[int, Sequence[int]], edges: Union[int, Sequence[int]]) -> Tensor:
+    """Edges ``[2, edges]`` without self loops, and with equal degrees as far as possible.
+
+    Args:
+        nodes, edges: numbers of nodes and edges of a graph, or of several, whose nodes are numbered one after the
+            other.
+    """
+    if isinstance(nodes, int):
+        nodes, edges = [nodes], [edges]
+    total = sum(edges)
+    if not total:
+        return torch.empty(2, 0, dtype=torch.int64)
+    if any(count and room < LEAST_NODES for room, count in zip(nodes, edges)):
+        raise ValueError(f"pad_edges: nodes must be at least {LEAST_NODES}, got {nodes} for {edges} edges")
+    table = torch.tensor([nodes, edges])
+    first = table.cumsum(1) - table
+    room, count, node, edge = torch.cat((table, first)).repeat_interleave(table[1], 1, output_size=total)
+    ids = torch.arange(total) - edge
+    src, turn = ids % room, ids // room
+    steps = torch.where(count <= room * (room - 1), turn, turn % (room - 1)) + 1
+    return torch.stack((src + node, (src + steps) % room + node))
