@@ -29,6 +29,7 @@ from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ra
 from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
 from edgeless.programs import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, ProgramCache, Refused
+from edgeless.watching import is_seen
 
 from . import worth
 from .conv import _HOOKS, Scriptable, sizes_of
@@ -50,6 +51,7 @@ MOST_PROGRAMS = 32  # of one layer
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _NARROW = (torch.int32, torch.int64)
 OFF = "EDGELESS_GENERATE is off"
+_SEEN = "a mode of torch that sees every op is active"
 _ONE_TENSOR = pytree.tree_flatten(torch.empty(0))[1]
 
 
@@ -318,6 +320,8 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
     remembering = Remembering(call, layer, step)
     key = remembering.key()
     if key not in PROGRAMS:
+        if torch._C._len_torch_dispatch_stack():  # of a capture, which would watch the tracer
+            raise Refused(_SEEN)
         if choice == "auto" and not looks_ahead():
             worth.refuse_early(layer, num_edges, kwargs, call.device)
         _check_settled(layer)
@@ -394,8 +398,8 @@ def _check_state(layer, step: str, choice: str) -> None:
         raise Refused(transform)
     if torch.is_inference_mode_enabled():
         raise Refused("inference mode is on")
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-        raise Refused("a mode of torch that sees every op is active")
+    if is_seen():
+        raise Refused(_SEEN)
     if _overrides(type(layer), step):
         raise Refused(f"{step}() is overridden")
 
