@@ -28,6 +28,7 @@ from edgeless.graph_checks import compiling
 from edgeless.programs import ProgramCache, Refused, worth
 from edgeless.programs.layers import (
     OFF,
+    SEEN,
     check_graph,
     check_settled,
     compiling_at_once,
@@ -293,6 +294,8 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
     remembering = Remembering(call, layer, step)
     key = remembering.key()
     if key not in PROGRAMS:
+        if torch._C._len_torch_dispatch_stack():  # of a capture, which would watch the tracer
+            raise Refused(SEEN)
         if choice == "auto" and not looks_ahead():
             worth.refuse_early(layer, num_edges, kwargs, call.device)
         check_settled(layer)

@@ -11,7 +11,6 @@ import os
 import weakref
 from typing import Any, Optional
 
-import torch
 from torch import Tensor
 
 from edgeless import _C
@@ -20,6 +19,7 @@ from edgeless.graph import Graph
 from edgeless.graph_cache import graph_of_edge_index
 from edgeless.programs import EDGE, PARAMETER, SOURCE, ProgramCache
 from edgeless.programs.keys import note, taking_notes
+from edgeless.watching import is_seen
 
 from .conv import _HOOKS
 
@@ -79,7 +79,7 @@ def recall(
     found = None if steps is None else steps.get(step)
     if found is None or type(edge_index) is not Tensor or current_backend() == "reference" or transform_refusal():
         return None
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    if is_seen():
         return None
     for entry in found:
         same = entry.same.match(edge_index, kwargs)

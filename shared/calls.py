@@ -22,6 +22,7 @@ import torch
 
 from .explanation import Explanation, Printed
 from .untraced import constant
+from .watching import unheard
 
 MOST_REASONS = 20  # of one layer; reasons may name sizes, of which there may be any number
 OTHER = "other reasons"
@@ -180,7 +181,8 @@ def _new_reason(key: Any, known: set[str], why: str) -> str:
             known.add(why)
             if why != REFERENCE:
                 said = "for reasons that are too many to list" if why == OTHER else f"because {why}"
-                _logger.warning("%s does not run fused, %s", name_of(key), said)
+                with unheard():
+                    _logger.warning("%s does not run fused, %s", name_of(key), said)
     return why
 
 

@@ -9,18 +9,18 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from . import _C, _extension, max_degrees
 from .autocast import autocast_dtype, autocasts
 from .capture_keys import State, Unfit, flatten, is_moving, parts_of, unflatten
 from .graph_cache import held_graphs
+from .watching import WatchingMode
 
 __all__ = ["CudaGraphs", "Recording", "Watch", "in_words", "place_of"]
 
@@ -144,7 +144,7 @@ class _CudaRecorder:
 # What a model must not do --------------------------------------------------------------------------------------------
 
 
-class Watch(TorchDispatchMode):
+class Watch(WatchingMode):
     """Collects the tensors that ops read but that no op in the block made.
 
     Raises:
@@ -157,11 +157,15 @@ class Watch(TorchDispatchMode):
         self._made: set[int] = set()
         self._kind, self._writable = kind, writable
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        for leaf in tree_leaves((args, kwargs)):
+    def note(self, values: Iterable[Any]) -> None:
+        """Notes the tensors among ``values`` as read."""
+        for leaf in values:
             if isinstance(leaf, Tensor) and self._watches(leaf) and place_of(leaf) not in self._made:
                 self.read.setdefault(place_of(leaf), leaf.detach())
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        self.note(tree_leaves((args, kwargs)))
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
             self._check_writes(func, args, kwargs)
         out = func(*args, **kwargs)

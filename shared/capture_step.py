@@ -297,11 +297,13 @@ class CapturedStep(Counts):
             seen.state.changes()
         except Unfit as unfit:
             observation.faults.append(str(unfit))
+        if (_extension.provided, max_degrees.arrived) != before and seen.watched < _MOST_WATCHED:
+            return result  # code was compiled and loaded meanwhile, which writes files and reads the clock
         if observation.faults:
             seen.failed = True
             for fault in dict.fromkeys(observation.faults):
                 self._refuse(fault)
-        elif (_extension.provided, max_degrees.arrived) == before or seen.watched >= _MOST_WATCHED:
+        else:
             seen.observation = observation
         return result
 

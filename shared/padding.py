@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .dense_rows import DenseRows
 from .graph_checks import compiling, transforming
+from .masked_norm import RealRows, normalize, normalize_by_ops
 from .padding_sizes import Padding, Size, Sizes, choose_sizes, pad_edges
 
 __all__ = [
@@ -40,6 +41,16 @@ class _Active(threading.local):
         self.masks: tuple[Tensor, ...] = ()
         self.batch: Any = None
         self.dense: Optional[DenseRows] = None
+        self.real: dict[tuple[int, torch.dtype], RealRows] = {}
+
+    def real_rows(self, mask: Tensor, dtype: torch.dtype) -> RealRows:
+        """What norms need to know of a mask, computed once in a block."""
+        key = id(mask), dtype
+        if compiling():
+            return RealRows(mask, dtype)
+        if key not in self.real:
+            self.real[key] = RealRows(mask, dtype)
+        return self.real[key]
 
 
 _active = _Active()
@@ -69,12 +80,12 @@ def real_rows(
     masks = tuple(mask for mask in given if mask is not None)
     if not masks:
         raise TypeError("real_rows: a batch or a mask must be given")
-    before = _active.masks, _active.batch, _active.dense
-    _active.masks, _active.batch, _active.dense = masks, batch, None
+    before = _active.masks, _active.batch, _active.dense, _active.real
+    _active.masks, _active.batch, _active.dense, _active.real = masks, batch, None, {}
     try:
         yield
     finally:
-        _active.masks, _active.batch, _active.dense = before
+        _active.masks, _active.batch, _active.dense, _active.real = before
 
 
 def dense_rows_of(batch: Any) -> Optional[DenseRows]:
@@ -126,19 +137,15 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
             return self._of_rows(input, real)
         return self._of_mask(input, real)
 
-    def _of_mask(self, input: Tensor, real: Tensor) -> Tensor:
+    def _of_mask(self, input: Tensor, mask: Tensor) -> Tensor:
         """The norm without a read by the host."""
         wide = torch.promote_types(input.dtype, torch.float32)
-        rows, real = input.to(wide), real.unsqueeze(1)
-        count = real.sum().to(wide)
-        mean = torch.where(real, rows, 0).sum(0) / count
-        centred = rows - mean
-        variance = torch.where(real, centred, 0).square().sum(0) / count
+        by_ops = compiling() or transforming() or type(input) is not Tensor
+        real = _active.real_rows(mask, wide)
+        norm = normalize_by_ops if by_ops else normalize
+        out, mean, variance = norm(input.to(wide), real, self.weight, self.bias, self.eps)
         if self.training and self.track_running_stats and self.running_mean is not None:
-            self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
-        out = centred * torch.rsqrt(variance + self.eps)
-        if self.weight is not None:
-            out = out * self.weight + self.bias
+            self._follow(mean, variance * real.unbiased)
         return out.to(input.dtype)
 
     def _of_rows(self, input: Tensor, real: Tensor) -> Tensor:
@@ -174,9 +181,11 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
     def _follow(self, mean: Tensor, variance: Tensor) -> None:
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
-            share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
             for running, now in ((self.running_mean, mean), (self.running_var, variance)):
-                running.copy_(running * (1 - share) + now.to(running.dtype) * share)
+                share = self.momentum
+                if share is None:
+                    share = (1 / self.num_batches_tracked).to(running.dtype)
+                running.lerp_(now.to(running.dtype), share)
 
 
 # Norms whose result for a row depends on other graphs' rows, or whose statistics do, and why they are not converted.

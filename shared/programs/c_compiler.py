@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Optional
 
+from .. import _extension
 from ..kernels.nvrtc import Image
 from ..kernels.store import default_store
 
@@ -95,6 +96,7 @@ def load(text: str) -> ctypes.CDLL:
                 image = Image("so", "walk", _compile(command, text))
                 store.put(key, image)
     library = _open(image.code)
+    _extension.provided += 1
     with _lock:
         return _loaded.setdefault(key, library)
 

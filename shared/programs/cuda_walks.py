@@ -16,6 +16,7 @@ from .. import _C
 from ..gpus import gpu_refusal
 from ..graph import Graph
 from ..kernels.provider import named_text
+from ..watching import reads as note_reads
 from .cuda_code import write
 from .cuda_parts import HEADER, Stage
 from .cuda_text import NAMESPACE
@@ -203,6 +204,7 @@ def _run(each: Pass, values, made, arrays, rows: int, edges: int, sizes: Sizes, 
     carry = None
     if slots:
         carry = torch.empty(2 * slots * text.vectors * text.carry, dtype=torch.uint8, device=device)
+    note_reads((*reads, *arrays))
     indptr, indices, ids = arrays
     words = each.packed.pack(
         indptr.data_ptr(), indices.data_ptr(), 0 if ids is None else ids.data_ptr(), rows, edges,

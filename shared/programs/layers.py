@@ -14,6 +14,7 @@ from torch import Tensor
 from ..backends import transform_refusal
 from ..calls import looks_ahead
 from ..graph import Graph
+from ..watching import is_seen
 from . import worth
 from .spaces import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Refused, Space
 
@@ -25,6 +26,7 @@ CHOICES = ("auto", "off", "land", "on")
 _ENVIRONMENT = getattr(os.environ, "_data", os.environ)
 _VARIABLE = os.environ.encodekey("EDGELESS_GENERATE") if _ENVIRONMENT is not os.environ else "EDGELESS_GENERATE"
 OFF = "EDGELESS_GENERATE is off"
+SEEN = "a mode of torch that sees every op is active"
 MOST_PROGRAMS = 32  # of one layer
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -80,8 +82,8 @@ def refuse_modes(own: int = 0) -> None:
         raise Refused(transform)
     if torch.is_inference_mode_enabled():
         raise Refused("inference mode is on")
-    if torch._C._len_torch_function_stack() > own or torch._C._len_torch_dispatch_stack():
-        raise Refused("a mode of torch that sees every op is active")
+    if is_seen(own):
+        raise Refused(SEEN)
 
 
 def write_back(program: Program, tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:

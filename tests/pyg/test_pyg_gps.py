@@ -14,12 +14,14 @@ from test_pyg_loader import GRAPHS, close
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.data import Batch
 from torch_geometric.utils import to_dense_batch
 
 import edgeless
 import edgeless.pyg.nn as ours
-from edgeless import padding
+from edgeless import calls, padding, watching
+from edgeless.capture_recording import Watch
 from edgeless.dense_rows import DenseRows
 from edgeless.padding import convert_batchnorm, real_rows
 from edgeless.pyg.loader import PaddedLoader
@@ -182,14 +184,9 @@ def test_accelerate_and_explain():
 # Captured steps ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("generate", [None, "on"])
 @pytest.mark.parametrize("name", ["gine", "gatv2", "pna", "gps"])
-def test_steps_on_padded_batches_are_captured_and_ask_nothing(name, generate, monkeypatch):
+def test_steps_on_padded_batches_are_captured_and_ask_nothing(name, monkeypatch):
     """The bench's models, on tapes in the place of CUDA graphs; norms compute as on a GPU."""
-    if generate is None:
-        monkeypatch.delenv("EDGELESS_GENERATE", raising=False)
-    else:
-        monkeypatch.setenv("EDGELESS_GENERATE", generate)
     monkeypatch.setattr(padding.BatchNorm1d, "_of_rows", padding.BatchNorm1d._of_mask)
     graphs = bench_molecules("zinc", 200)
     loader = PaddedLoader(graphs, 16, shuffle=True, drop_last=True, waste=0.5, device="cpu")
@@ -215,9 +212,46 @@ def test_steps_on_padded_batches_are_captured_and_ask_nothing(name, generate, mo
         handle = taped_step(step, net, optimizer) if captures else step
         runs.append((torch.stack([handle(batch) for batch in batches]), net, handle))
     (losses, net, step), (again, other, handle) = runs
-    if generate is None:
-        assert torch.equal(losses, again) and step_cases.same(list(net.parameters()), list(other.parameters()))
-    else:  # programs that were compiled meanwhile round in another way
-        assert torch.allclose(losses, again, rtol=1e-5)
+    assert torch.equal(losses, again) and step_cases.same(list(net.parameters()), list(other.parameters()))
     assert handle.num_captured == 1 and handle.num_replays >= len(batches) - 4, handle.report()
     assert waiting_calls(lambda: step(batches[0]))[1] == []
+
+
+def test_generated_layers_run_as_ever_while_a_capture_watches(monkeypatch):
+    """Else another code than the recorded one would be watched."""
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+    layer, graph = ours.GINEConv(nn.Sequential(nn.Linear(8, 8)).double(), edge_dim=4).double(), GRAPHS[0]
+    arguments = graph.x, graph.edge_index, graph.edge_attr
+    layer(*arguments)  # the program is made
+    for mode, how in ((Watch("cpu", set()), "generated"), (FlopCounterMode(display=False), "stock")):
+        edgeless.report(reset=True)
+        with mode:
+            layer(*arguments)
+        found = edgeless.report(reset=True).layers["edgeless.pyg.nn.GINEConv"]
+        assert bool(found.generated) == (how == "generated") and bool(found.stock) == (how == "stock")
+
+
+def test_kernels_without_an_op_report_what_they_read():
+    read, made = torch.ones(2), []
+    with Watch("cpu", set()) as watch:
+        made.append(read + 1)
+        watching.reads([read, *made])
+    assert [t.data_ptr() for t in watch.read.values()] == [read.data_ptr()]
+
+
+def test_warnings_of_edgeless_are_no_effects_of_a_step(monkeypatch, caplog):
+    """A layer that falls back for the first time while its step is watched says so, with the time."""
+    monkeypatch.setattr(calls, "_warned", {})
+    layer = ours.GINEConv(nn.Sequential(nn.Linear(8, 8)).double(), edge_dim=4).double()
+    graph, count = GRAPHS[0], iter(range(100))
+
+    def step(x):
+        if next(count):
+            calls.ran_stock(ours.GINEConv, layer, ("a new reason",))
+        return x + 1
+
+    handle = taped_step(step)
+    for _ in range(4):
+        handle(graph.x.clone())
+    assert handle.num_captured == 1, handle.report()
+    assert "a new reason" in caplog.text

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import edgeless
+from edgeless import _extension
 
 
 def test_a_step_is_replayed_after_the_warm_up():
@@ -41,6 +42,28 @@ def test_optimizers(optimizer):
     eager, captured = two_runs(Net, optimizer=optimizer)
     follow(eager, captured, BATCHES)
     assert captured.step.num_replays >= 8, captured.step.report()
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_code_that_is_loaded_while_a_step_is_watched_is_no_fault_of_the_step(calls, monkeypatch):
+    monkeypatch.setattr(_extension, "provided", 0)
+
+    def loading(model, optimizer):
+        inner, count = plain_step(model, optimizer), iter(range(100))
+
+        def step(x, y):
+            loss = inner(x, y)
+            if (call := next(count)) and call <= calls:  # from the watched call on
+                _extension.provided += 1
+                time.perf_counter()
+            return loss
+
+        return step
+
+    eager, captured = two_runs(Net, loading)
+    follow(eager, captured, BATCHES)
+    assert captured.step.num_captured == 1, captured.step.report()
+    assert captured.step.num_replays >= len(BATCHES) - calls - 3
 
 
 def test_arguments_that_never_change_are_read_in_place():
