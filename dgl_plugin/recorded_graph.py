@@ -87,6 +87,8 @@ class RecordedGraph:
         rows = [self._operand(*field) for field in fields]
         if len({row.dtype for row in rows}) > 1 and not autocasts("cuda"):
             raise Refused("features of a built-in function have several dtypes")
+        if not all(row.dtype.is_floating_point for row in rows):
+            raise Refused("features of a built-in function are integers")
         return {func.out_field: self._recorder.apply(builtin(func.name), *rows)}
 
     def _reduced(self, message_func, reduce_func) -> dict[str, Any]:
@@ -96,6 +98,8 @@ class RecordedGraph:
         if reduce_func.name not in FOLD or reduce_func.msg_field not in messages:
             raise Refused("the built-in reduction is not known")
         message = self._recorder.leaf(messages[reduce_func.msg_field], EDGE)
+        if not message.dtype.is_floating_point:
+            raise Refused("messages of a built-in reduction are integers")
         return {reduce_func.out_field: self._recorder.apply(FOLD[reduce_func.name], message)}
 
 

@@ -19,6 +19,8 @@ from torch.nn import functional as F
 import edgeless
 from edgeless.calls import recording
 from edgeless.dgl import computing, generated
+from edgeless.dgl.deferred import Unrecorded
+from edgeless.programs import Refused
 
 
 @pytest.fixture(autouse=True)
@@ -381,6 +383,45 @@ def test_errors_are_the_modules_own():
     _, ours = nets(Fails)
     with pytest.raises(KeyError, match="nothing"):
         ours(*given(Fails))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        lambda edges: {"m": edges.src["z"].sum(0, keepdim=True)},
+        lambda edges: {"m": edges.src["z"].t()},
+        lambda edges: {"m": torch.ones(3, 8, dtype=torch.float64)},
+        lambda edges: {"m": 7},
+        lambda edges: [edges.src["z"]],
+        lambda edges: {"other": edges.src["z"]},
+    ],
+)
+def test_wrong_messages_are_the_stock_error(message):
+    class Fails(Net):
+        def forward(self, g, x, e):
+            with g.local_scope():
+                g.ndata["z"] = self.fc(x)
+                g.update_all(message, fn.sum("m", "h"))
+                return g.ndata["h"]
+
+    for each in nets(Fails):
+        with pytest.raises(Exception) as found:
+            each(*given(Fails))
+        assert not isinstance(found.value, (Refused, Unrecorded))
+
+
+def test_integers_are_what_they_are_in_dgl():
+    class Counts(Net):
+        def forward(self, g, x, e):
+            with g.local_scope():
+                g.ndata["z"], g.edata["t"] = self.fc(x), (e[:, 0] > 0).long()
+                g.apply_edges(lambda edges: {"m": edges.src["z"] * edges.data["t"].unsqueeze(1)})
+                g.update_all(fn.copy_e("m", "m"), fn.sum("m", "h"))
+                g.apply_edges(lambda edges: {"k": (edges.data["t"] + edges.src["z"].argmax(1)) % 3})
+                return g.ndata["h"], g.edata["k"]
+
+    net, ours = nets(Counts)
+    assert all(torch.allclose(a, b) for a, b in zip(ours(*given(Counts)), net(*given(Counts)), strict=True))
 
 
 def test_a_repeated_call_writes_statistics_and_numbers_once():
