@@ -215,7 +215,7 @@ def custom_functions() -> Iterator[None]:
 def _applied(original):
     def apply(cls, *args, **kwargs):
         if any(type(a) is Deferred for a in args):
-            if cls is backend_sparse.EdgeSoftmax and (found := _softmax(*args)) is not None:
+            if cls is backend_sparse.EdgeSoftmax and (found := softmax_of_edges(*args)) is not None:
                 return found
             args = computed(args)
         return original(cls, *args, **kwargs)
@@ -223,10 +223,10 @@ def _applied(original):
     return apply
 
 
-def _softmax(index, logits: Deferred, eids=ALL, norm_by: str = "dst"):
-    recorder = logits.recorder
-    if logits.known is not None or not is_all(eids) or norm_by != "dst" or index is not recorder.index:
+def softmax_of_edges(index, logits, eids=ALL, norm_by: str = "dst"):
+    """The softmax of deferred logits over the in-edges of every destination, or None where it is not recorded."""
+    if type(logits) is not Deferred or logits.known is not None or not is_all(eids) or norm_by != "dst":
         return None
-    if logits.value.shape[0] != PRIMES.edges:
+    if index is not logits.recorder.index or logits.value.shape[0] != PRIMES.edges:
         return None
-    return recorder.apply(EDGE_SOFTMAX, logits.value)
+    return logits.recorder.apply(EDGE_SOFTMAX, logits.value)

@@ -17,9 +17,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import edgeless
+import edgeless.dgl.nn as fused
 from edgeless.calls import recording
 from edgeless.dgl import computing, generated
 from edgeless.dgl.deferred import Unrecorded
+from edgeless.dgl.ops import copy_u_sum
+from edgeless.dgl.ops import edge_softmax as our_softmax
 from edgeless.programs import Refused
 
 
@@ -82,6 +85,27 @@ class Softmax(Net):
 
 class SoftmaxOfOps(Softmax):
     softmax = staticmethod(softmax_of_ops)
+
+
+class SoftmaxOfOurs(Softmax):
+    softmax = staticmethod(our_softmax)
+
+
+class LayersInside(Net):
+    """Layers with kernels of their own get tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = fused.GraphConv(8, 8, norm="none", allow_zero_in_degree=True)
+        self.gat, self.typed = fused.GATConv(8, 4, 2, allow_zero_in_degree=True), fused.TypedLinear(8, 8, 3)
+
+    def forward(self, g, x, e):
+        with g.local_scope():
+            g.ndata["z"], g.edata["t"] = self.fc(x), torch.arange(g.num_edges()) % 3
+            g.update_all(lambda edges: {"m": self.typed(edges.src["z"], edges.data["t"]).tanh()}, fn.sum("m", "h"))
+            g.apply_edges(fn.u_dot_v("z", "z", "w"))
+            h = self.conv(g, g.ndata["h"], edge_weight=torch.sigmoid(g.edata["w"]))
+            return self.gat(g, h), copy_u_sum(g, g.ndata.pop("h"))
 
 
 class SoftmaxBySource(Softmax):
@@ -323,7 +347,7 @@ ALL_RAN = (
     Rebinds,
 )
 IN_PART = (WritesInPlace, WritesNodes, WritesInput, Decides, CustomFunction, SomeEdges, AppliesNodes, ChangesGraph)
-IN_PART = (*IN_PART, SoftmaxBySource, OddMailbox, Outer)
+IN_PART = (*IN_PART, LayersInside, SoftmaxBySource, OddMailbox, Outer)
 STOCK = (WritesView,)
 CASES = [*ALL_RAN, *IN_PART, *STOCK]
 
