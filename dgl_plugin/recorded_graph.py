@@ -87,6 +87,8 @@ class RecordedGraph:
         rows = [self._operand(*field) for field in fields]
         if len({row.dtype for row in rows}) > 1 and not autocasts("cuda"):
             raise Refused("features of a built-in function have several dtypes")
+        if not all(row.dtype.is_floating_point for row in rows):
+            raise Refused("features of a built-in function are integers")
         return {func.out_field: self._recorder.apply(builtin(func.name), *rows)}
 
     def _reduced(self, message_func, reduce_func) -> dict[str, Any]:
@@ -96,6 +98,8 @@ class RecordedGraph:
         if reduce_func.name not in FOLD or reduce_func.msg_field not in messages:
             raise Refused("the built-in reduction is not known")
         message = self._recorder.leaf(messages[reduce_func.msg_field], EDGE)
+        if not message.dtype.is_floating_point:
+            raise Refused("messages of a built-in reduction are integers")
         return {reduce_func.out_field: self._recorder.apply(FOLD[reduce_func.name], message)}
 
 
@@ -211,7 +215,7 @@ def custom_functions() -> Iterator[None]:
 def _applied(original):
     def apply(cls, *args, **kwargs):
         if any(type(a) is Deferred for a in args):
-            if cls is backend_sparse.EdgeSoftmax and (found := _softmax(*args)) is not None:
+            if cls is backend_sparse.EdgeSoftmax and (found := softmax_of_edges(*args)) is not None:
                 return found
             args = computed(args)
         return original(cls, *args, **kwargs)
@@ -219,10 +223,10 @@ def _applied(original):
     return apply
 
 
-def _softmax(index, logits: Deferred, eids=ALL, norm_by: str = "dst"):
-    recorder = logits.recorder
-    if logits.known is not None or not is_all(eids) or norm_by != "dst" or index is not recorder.index:
+def softmax_of_edges(index, logits, eids=ALL, norm_by: str = "dst"):
+    """The softmax of deferred logits over the in-edges of every destination, or None where it is not recorded."""
+    if type(logits) is not Deferred or logits.known is not None or not is_all(eids) or norm_by != "dst":
         return None
-    if logits.value.shape[0] != PRIMES.edges:
+    if index is not logits.recorder.index or logits.value.shape[0] != PRIMES.edges:
         return None
-    return recorder.apply(EDGE_SOFTMAX, logits.value)
+    return logits.recorder.apply(EDGE_SOFTMAX, logits.value)

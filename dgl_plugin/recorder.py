@@ -58,14 +58,24 @@ class Recorder:
     # Recording -------------------------------------------------------------------------------------------------------
 
     def leaf(self, tensor: Tensor, space: str) -> Value:
-        """The value of rows of a space, or of a tensor without rows."""
+        """The value of rows of a space, or of a tensor without rows.
+
+        Raises:
+            Refused: it has another number of rows.
+        """
+        if not isinstance(tensor, Tensor):
+            raise Refused(f"a feature is a {type(tensor).__name__}")
         if type(tensor) is Deferred:
             if tensor.recorder is self and tensor.known is None:
+                if tensor.value.shape[:1] != (expressions.PRIMES.of(space),):
+                    raise Refused(f"a feature has no row for each {space}")
                 return tensor.value
             tensor = tensor.recorder.tensor_of(tensor)
         key = id(tensor), space
         found = self._leaves.get(key)
         if found is None or found.tensor is not tensor:
+            if space != PARAMETER and (tensor.dim() == 0 or tensor.size(0) != self.counts[space]):
+                raise Refused(f"a feature has no row for each {space}")
             found = self._leaves[key] = Value.leaf(tensor, space)
         return found
 

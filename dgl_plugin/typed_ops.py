@@ -9,10 +9,11 @@ from edgeless import functional
 from edgeless.adapter import typed_rows_refusals
 from edgeless.backends import NotFusedError, current_backend, explain
 from edgeless.calls import REFERENCE, ran_fused, ran_stock
-from edgeless.graph_checks import INTEGERS
+from edgeless.graph_checks import INTEGERS, compiling
 
 from ._autocast import as_products_read
 from ._framework import stock_ops
+from .deferred import computed, watched_calls
 
 
 def segment_mm(a, b, seglen_a):
@@ -29,6 +30,8 @@ def segment_mm(a, b, seglen_a):
     Raises:
         ValueError: the lengths do not add up to N; DGL's CPU function does not check this.
     """
+    if not compiling() and watched_calls():
+        a, b, seglen_a = computed((a, b, seglen_a))
     if _runs_fused(segment_mm, a, b, seglen_a):
         return functional.segment_mm(*as_products_read(a, b), seglen_a.to(a.device))
     return stock_ops.segment_mm(a, b, seglen_a)
@@ -48,6 +51,8 @@ def gather_mm(a, b, *, idx_b):
     Raises:
         IndexError: a type is negative or not below R.
     """
+    if not compiling() and watched_calls():
+        a, b, idx_b = computed((a, b, idx_b))
     if _runs_fused(gather_mm, a, b, idx_b=idx_b):
         return functional.gather_mm(*as_products_read(a, b), idx_b)
     return stock_ops.gather_mm(a, b, idx_b=idx_b)

@@ -13,10 +13,11 @@ from edgeless.adapter import inference_refusal, is_plain
 from edgeless.autocast import autocasts
 from edgeless.backends import current_backend, kernel_refusal
 from edgeless.distributed.graph import DistGraph
-from edgeless.graph_checks import FLOATS
+from edgeless.graph_checks import FLOATS, compiling
 from edgeless.layer import attention_layer
 
 from ..convert import Relation, relation_of, to_dgl
+from ..deferred import computed, watched_calls
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr)
 _NUMBERS = {nn.Dropout: "p", nn.LeakyReLU: "negative_slope"}
@@ -48,6 +49,8 @@ class DGLLayer(FusedLayer):
 
     def _call(self, graph, *inputs):
         """Implements ``forward``. The graph is looked up once, and not at all under ``backend("reference")``."""
+        if not compiling() and watched_calls():
+            inputs = computed(inputs)
         if current_backend() != "reference":
             graph = relation_of(graph)
         return self._choose(graph, *inputs)

@@ -7,9 +7,11 @@ from torch import Tensor
 from edgeless import FusedLayer
 from edgeless.adapter import typed_rows_refusals
 from edgeless.functional import gather_mm
+from edgeless.graph_checks import compiling
 
 from .._autocast import as_products_read
 from .._framework import stock_linear
+from ..deferred import computed, watched_calls
 
 
 class TypedLinear(FusedLayer, stock_linear.TypedLinear):
@@ -26,6 +28,8 @@ class TypedLinear(FusedLayer, stock_linear.TypedLinear):
             IndexError: x_type has a type that the layer does not have.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
+        if not compiling() and watched_calls():
+            x, x_type = computed((x, x_type))
         return self._choose(x, x_type, sorted_by_type)
 
     def _fusion_refusals(self, x, x_type, sorted_by_type=False) -> list[str]:

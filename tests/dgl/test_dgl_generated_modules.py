@@ -17,8 +17,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import edgeless
+import edgeless.dgl.nn as fused
 from edgeless.calls import recording
 from edgeless.dgl import computing, generated
+from edgeless.dgl.deferred import Unrecorded
+from edgeless.dgl.ops import copy_u_sum
+from edgeless.dgl.ops import edge_softmax as our_softmax
+from edgeless.programs import Refused
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +85,27 @@ class Softmax(Net):
 
 class SoftmaxOfOps(Softmax):
     softmax = staticmethod(softmax_of_ops)
+
+
+class SoftmaxOfOurs(Softmax):
+    softmax = staticmethod(our_softmax)
+
+
+class LayersInside(Net):
+    """Layers with kernels of their own get tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = fused.GraphConv(8, 8, norm="none", allow_zero_in_degree=True)
+        self.gat, self.typed = fused.GATConv(8, 4, 2, allow_zero_in_degree=True), fused.TypedLinear(8, 8, 3)
+
+    def forward(self, g, x, e):
+        with g.local_scope():
+            g.ndata["z"], g.edata["t"] = self.fc(x), torch.arange(g.num_edges()) % 3
+            g.update_all(lambda edges: {"m": self.typed(edges.src["z"], edges.data["t"]).tanh()}, fn.sum("m", "h"))
+            g.apply_edges(fn.u_dot_v("z", "z", "w"))
+            h = self.conv(g, g.ndata["h"], edge_weight=torch.sigmoid(g.edata["w"]))
+            return self.gat(g, h), copy_u_sum(g, g.ndata.pop("h"))
 
 
 class SoftmaxBySource(Softmax):
@@ -321,7 +347,7 @@ ALL_RAN = (
     Rebinds,
 )
 IN_PART = (WritesInPlace, WritesNodes, WritesInput, Decides, CustomFunction, SomeEdges, AppliesNodes, ChangesGraph)
-IN_PART = (*IN_PART, SoftmaxBySource, OddMailbox, Outer)
+IN_PART = (*IN_PART, LayersInside, SoftmaxBySource, OddMailbox, Outer)
 STOCK = (WritesView,)
 CASES = [*ALL_RAN, *IN_PART, *STOCK]
 
@@ -381,6 +407,45 @@ def test_errors_are_the_modules_own():
     _, ours = nets(Fails)
     with pytest.raises(KeyError, match="nothing"):
         ours(*given(Fails))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        lambda edges: {"m": edges.src["z"].sum(0, keepdim=True)},
+        lambda edges: {"m": edges.src["z"].t()},
+        lambda edges: {"m": torch.ones(3, 8, dtype=torch.float64)},
+        lambda edges: {"m": 7},
+        lambda edges: [edges.src["z"]],
+        lambda edges: {"other": edges.src["z"]},
+    ],
+)
+def test_wrong_messages_are_the_stock_error(message):
+    class Fails(Net):
+        def forward(self, g, x, e):
+            with g.local_scope():
+                g.ndata["z"] = self.fc(x)
+                g.update_all(message, fn.sum("m", "h"))
+                return g.ndata["h"]
+
+    for each in nets(Fails):
+        with pytest.raises(Exception) as found:
+            each(*given(Fails))
+        assert not isinstance(found.value, (Refused, Unrecorded))
+
+
+def test_integers_are_what_they_are_in_dgl():
+    class Counts(Net):
+        def forward(self, g, x, e):
+            with g.local_scope():
+                g.ndata["z"], g.edata["t"] = self.fc(x), (e[:, 0] > 0).long()
+                g.apply_edges(lambda edges: {"m": edges.src["z"] * edges.data["t"].unsqueeze(1)})
+                g.update_all(fn.copy_e("m", "m"), fn.sum("m", "h"))
+                g.apply_edges(lambda edges: {"k": (edges.data["t"] + edges.src["z"].argmax(1)) % 3})
+                return g.ndata["h"], g.edata["k"]
+
+    net, ours = nets(Counts)
+    assert all(torch.allclose(a, b) for a, b in zip(ours(*given(Counts)), net(*given(Counts)), strict=True))
 
 
 def test_a_repeated_call_writes_statistics_and_numbers_once():
