@@ -102,8 +102,13 @@ def dense_rows_of(batch: Any) -> Optional[DenseRows]:
     if store.get("batch") is not batch or store.get("ptr") is None or store.get("max_num_nodes") is None:
         return None
     if _active.dense is None:
-        _active.dense = DenseRows(batch, store["ptr"], store["max_num_nodes"])
+        _active.dense = DenseRows(batch, store["ptr"], _most_nodes(store["ptr"], store["max_num_nodes"]))
     return _active.dense
+
+
+def _most_nodes(ptr: Tensor, at_most: int) -> int:
+    """The nodes of a batch's largest graph, or a larger number where the host would wait for it."""
+    return int(ptr.diff().max()) if ptr.device.type == "cpu" else at_most
 
 
 # Norms ---------------------------------------------------------------------------------------------------------------
