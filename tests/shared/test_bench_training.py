@@ -59,7 +59,7 @@ def test_a_padded_batch_has_as_many_outputs_as_graphs():
     made = training._of_molecules("edgeless-pyg-captured", "gine", "zinc", 8, CPU, training.molecules("zinc", 16))
     batch = next(made.batches())
     with real_rows(batch):
-        assert batch.num_graphs == 9 and made.sizes.batches
+        assert batch.num_graphs > 8 and made.sizes.batches
     assert made.step(batch).shape == () and "not on the current GPU" in made.why()
 
 
