@@ -18,6 +18,7 @@ class RealRows:
         count = mask.sum().to(dtype)
         self.share = 1 / count
         self.unbiased = count / (count - 1)
+        self.shares = torch.where(self.mask, self.share, 0)  # of every row in a mean
         self._zero = count.new_zeros(())  # a number would be a launch for each use
 
     def only(self, rows: Tensor) -> Tensor:
@@ -54,11 +55,9 @@ class _Norm(torch.autograd.Function):
         centred = rows - mean
         variance = real.only(centred).square_().sum(0).mul_(real.share)
         inverse = (variance + eps).rsqrt_()
-        if weight is None:
-            out = centred * inverse
-        else:
-            out = torch.addcmul(bias, centred, (inverse * weight).to(rows.dtype))
-        ctx.save_for_backward(rows, weight, bias, centred, inverse)
+        scale = inverse if weight is None else (inverse * weight).to(rows.dtype)
+        out = centred * scale if bias is None else torch.addcmul(bias, centred, scale)
+        ctx.save_for_backward(rows, weight, bias, centred, inverse, scale)
         ctx.real, ctx.eps = real, eps
         ctx.mark_non_differentiable(mean, variance)
         ctx.set_materialize_grads(False)
@@ -68,7 +67,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx, grad: Optional[Tensor], *_):
         if grad is None:
             return None, None, None, None, None
-        rows, weight, bias, centred, inverse = ctx.saved_tensors
+        rows, weight, bias, centred, inverse, scale = ctx.saved_tensors
         if torch.is_grad_enabled():  # of a second derivative
             wanted = [t for t, needed in zip((rows, weight, bias), _needed(ctx)) if needed]
             out, *_ = normalize_by_ops(rows, ctx.real, weight, bias, ctx.eps)
@@ -80,9 +79,8 @@ class _Norm(torch.autograd.Function):
         of_rows = None
         if ctx.needs_input_grad[0]:
             # Of a real row, also through the mean and the variance; sums and products are those of all rows.
-            through = torch.addcmul(sums * ctx.real.share, centred, products * inverse * ctx.real.share)
-            scale = inverse if weight is None else inverse * weight
-            of_rows = (grad - ctx.real.only(through)).mul_(scale)
+            through = torch.addcmul(sums, centred, products * inverse)
+            of_rows = torch.addcmul(grad, through, ctx.real.shares, value=-1).mul_(scale)
         return of_rows, None, *(None if weight is None else (products, sums)[i] for i in range(2)), None
 
 

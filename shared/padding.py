@@ -186,11 +186,14 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
     def _follow(self, mean: Tensor, variance: Tensor) -> None:
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
-            for running, now in ((self.running_mean, mean), (self.running_var, variance)):
-                share = self.momentum
-                if share is None:
-                    share = (1 / self.num_batches_tracked).to(running.dtype)
-                running.lerp_(now.to(running.dtype), share)
+            running = [self.running_mean, self.running_var]
+            now = [mean.to(running[0].dtype), variance.to(running[1].dtype)]
+            if self.momentum is not None:
+                torch._foreach_lerp_(running, now, self.momentum)
+                return
+            share = 1 / self.num_batches_tracked
+            for before, after in zip(running, now):
+                before.lerp_(after, share.to(before.dtype))
 
 
 # Norms whose result for a row depends on other graphs' rows, or whose statistics do, and why they are not converted.
