@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
@@ -23,10 +24,15 @@ from ._framework import stock_ops, zero_for_infinite
 from .expressions import FOLD, Value
 
 if TYPE_CHECKING:
+    from edgeless.programs.program import Program
+
     from .recorder import Recorder
 
 PROGRAMS = ProgramCache()
 LEAST_WIDTH = 4  # numbers of an edge; below, DGL's ops were measured to be as fast on the CPU
+apart: weakref.WeakSet[Any] = weakref.WeakSet()  # layers whose wide products of edges are computed by torch
+WIDE = 32  # numbers of an edge; products of fewer cost a walk little
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 _ANYWAY = " (EDGELESS_GENERATE=on runs a program all the same)"
 
 
@@ -96,6 +102,12 @@ def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> l
         raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
     if recorder.choice == "auto" and recorder.device.type == "cpu" and program.width < LEAST_WIDTH:
         raise _for_good(f"on the CPU DGL's ops on {program.width} numbers an edge are as fast{_ANYWAY}")
+    if recorder.choice == "auto" and recorder.device.type == "cpu":
+        if program.form is None:
+            program.form = _walks_with_products(program)
+        if program.form > 1:
+            apart.add(recorder.layer)
+            raise Refused(f"{program.form} of its walks would compute wide products of the same edges{_ANYWAY}")
     check_graph(program, recorder.handle, recorder.choice)
     if not is_finite_without_edges(program, tensors, spaces, 1, recorder.handle):
         raise Refused("a node without edges has features that are not finite, which gradients of weights would be")
@@ -103,6 +115,19 @@ def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> l
     write_back(program, tensors, results)
     recorder.ran.append(program)
     return results[: program.results]
+
+
+def _walks_with_products(program: Program) -> int:
+    """How many walks of the forward multiply wide rows of edges by matrices, which one op of torch does faster."""
+    from edgeless.programs.rules import name_of, shape_of, space_of  # the tracer takes long to import
+
+    def is_product(node) -> bool:
+        if name_of(node) not in _PRODUCTS or space_of(node).kind != EDGE:
+            return False
+        rows = node.args[_PRODUCTS[name_of(node)]]
+        return shape_of(rows)[-1] >= WIDE
+
+    return sum(any(map(is_product, walk.ops)) for walk in program.plan.walks())
 
 
 def _for_good(reason: str) -> Refused:

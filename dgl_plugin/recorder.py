@@ -19,7 +19,7 @@ from edgeless.dropout import seed_tensor
 from edgeless.programs import DESTINATION, EDGE, PARAMETER, SOURCE, Refused
 from edgeless.programs.spaces import Sizes
 
-from . import expressions
+from . import computing, expressions
 from .computing import by_ops, by_program
 from .deferred import Deferred, at_work, deferred_in, is_view, may_record
 from .expressions import FOLD, GATHER, Context, Value
@@ -123,6 +123,8 @@ class Recorder:
         with at_work():
             (kind,) = kinds
             args, kwargs = self._as_values(name, args, kind), self._as_values(name, kwargs, kind)
+            if name == "linear" and self._is_apart(args[0]):
+                raise Refused("wide products of edges are computed by torch")
             if name == "batch_norm":
                 args, kwargs = self._norm(args, kwargs)
             found = expressions.results_of(func, args, kwargs, self.device)
@@ -143,6 +145,11 @@ class Recorder:
             self._note_norm(results[0])
         made = [self.defer(value) for value in results]
         return made[0] if isinstance(found, tuple) else tuple(made)
+
+    def _is_apart(self, rows: Any) -> bool:
+        """Whether a linear map of rows is an op of its own, since several walks would compute it."""
+        wide = isinstance(rows, Value) and not rows.over_graph and rows.shape[-1] >= computing.WIDE
+        return wide and self.choice == "auto" and self.device.type == "cpu" and self.layer in computing.apart
 
     def dropout(self, x: Deferred, p: float) -> Deferred:
         """Dropout with a mask that is the same wherever it is computed."""

@@ -8,12 +8,12 @@ import dgl.function as fn
 import dgl.nn.pytorch as stock
 import pytest
 import torch
-from dgl_generated_cases import CASES, E, Inputs, pair_of_layers
+from dgl_generated_cases import CASES, E, Inputs, compare, pair_of_layers
 from torch import nn
 
 import edgeless
 from edgeless.calls import recording
-from edgeless.dgl import generated
+from edgeless.dgl import computing, generated
 from edgeless.programs import worth
 
 
@@ -113,6 +113,32 @@ def test_few_numbers_an_edge_run_by_dgls_ops(monkeypatch):
     g, weight = inputs.full, inputs.weight
     assert "as fast" in outcome(ours, g, weight) and "generated" not in outcome(ours, g, weight)
     assert torch.equal(ours(g, weight), stock.EdgeWeightNorm("both")(g, weight))
+
+
+def test_wide_products_of_edges_are_not_computed_by_several_walks(monkeypatch):
+    class Gates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.edge, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+        def forward(self, g, x, e):
+            with g.local_scope():
+                g.ndata["h"], g.edata["c"] = x, self.edge(e)
+                g.apply_edges(fn.u_add_v("h", "h", "m"))
+                e = g.edata["m"] + g.edata["c"]
+                g.edata["gate"] = torch.sigmoid(e)
+                g.update_all(fn.u_mul_e("h", "gate", "m"), fn.sum("m", "o"))
+                return g.ndata["o"] * 2, self.norm(e)
+
+    monkeypatch.setattr(computing, "WIDE", 6)
+    net, inputs = Gates().double(), Inputs()
+    ours = copy.deepcopy(net)
+    edgeless.accelerate(ours)
+    args = inputs.graph, inputs.x, inputs.attr6
+    assert "wide products" in outcome(copy.deepcopy(ours), *args)
+    assert "wide products" in outcome(ours, *args) and outcome(ours, *args) == "generated"
+    net(*args), net(*args)  # as often as ours, for the norm
+    compare(net, ours, args)
 
 
 def test_explain_looks_ahead():
