@@ -7,6 +7,7 @@ import gc
 import io
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Optional, Union
 
 import torch
@@ -89,7 +90,7 @@ def _heard(faults: list[str]) -> Iterator[None]:
         if event != "c_call":
             return
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-        if function is print or isinstance(owner, io.IOBase):
+        if function is print or (isinstance(owner, io.IOBase) and not _warns(frame)):
             faults.append("the step prints or writes to a file")
         elif name in _CLOCKS and getattr(owner, "__name__", "") == "time":
             faults.append("the step reads the clock")
@@ -103,6 +104,13 @@ def _heard(faults: list[str]) -> Iterator[None]:
         sys.setprofile(None)
         if collects:
             gc.enable()
+
+
+def _warns(frame: Optional[FrameType]) -> bool:
+    """Whether a call comes from Python's warnings, which a replay need not repeat."""
+    while frame is not None and frame.f_globals.get("__name__") != "warnings":
+        frame = frame.f_back
+    return frame is not None
 
 
 class Observation:

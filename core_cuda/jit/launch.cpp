@@ -134,6 +134,7 @@ void launch_with(const Queue& queue, const Expression& expression, const Shape& 
   driver.enter(queue.device);
   Kernel* const found = find(expression, queue.device);
   Kernel& kernel = found ? *found : load(expression, queue, sizes, count);
+  if (shape.grid.x == 0) return;
   kernel.allow(shape.shared_bytes);
   const Size &grid = shape.grid, &block = shape.block;
   const Launch launch{{grid.x, grid.y, grid.z},

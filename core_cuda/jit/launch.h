@@ -42,7 +42,7 @@ struct Shape {
 
 // values: pointers to the arguments; sizes: their bytes, which are compared with the kernel's parameters when it is
 // loaded (a parameter without an argument is not noticed). Nothing can be loaded while a CUDA graph is captured: then a
-// kernel that is not loaded raises an error that says how to prepare.
+// kernel that is not loaded raises an error that says how to prepare. A grid without blocks loads the kernel alone.
 void launch_with(const Queue& queue, const Expression& kernel, const Shape& shape, void** values, const size_t* sizes,
                  int count);
 

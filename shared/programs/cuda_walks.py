@@ -15,7 +15,7 @@ from torch.fx import Node
 from .. import _C
 from ..gpus import gpu_refusal
 from ..graph import Graph
-from ..kernels.provider import named_text
+from ..kernels.provider import named_text, prepare
 from ..watching import reads as note_reads
 from .cuda_code import write
 from .cuda_parts import HEADER, Stage
@@ -53,6 +53,7 @@ class Pass:
             )
             for wide, index in ((False, "int32_t"), (True, "int64_t"))
         }
+        self.merges: set[tuple] = set()  # devices, with types of ids, that have the second kernel loaded
         self.packed = struct.Struct(f"={_BEFORE_POINTERS} {max(len(self.text.reads), 1)}Q {len(self.writes) or 1}Q")
 
     @property
@@ -100,6 +101,12 @@ class CudaWalk:
         totals = [total for each in self.passes for total in each.text.totals if not total.in_tiles]
         in_tiles = sum(each.text.in_tiles for each in self.passes)
         return len(self.walk.sinks) - in_tiles, sum(total.item.numel for total in totals)
+
+    def prepare(self, device: torch.device) -> None:
+        """Begins to compile its kernels beside each other, in the background; a launch waits for its kernel."""
+        if torch.cuda.is_available():
+            major, minor = torch.cuda.get_device_capability(device)
+            prepare([(each.header, name) for each in self.passes for name in each.kernels[False]], 10 * major + minor)
 
     def __call__(self, values: dict[Node, Any], graph: Graph, sizes: Sizes, receiving: int) -> list[Any]:
         """The values of the walk's sinks."""
@@ -215,13 +222,20 @@ def _run(each: Pass, values, made, arrays, rows: int, edges: int, sizes: Sizes, 
     walk, merge = each.kernels[indptr.dtype is torch.int64]
     stream = torch._C._cuda_getCurrentRawStream(device.index)
     _launch(each.header, walk, (blocks, slices, 1), words, stream, text.shared_bytes)
-    if slots:
+    loaded = device.index, indptr.dtype
+    if slots or (loaded not in each.merges and not _captures()):
+        # Without slots it is loaded alone: a capture, which loads nothing, may not know the longest row and need some.
         grid = (-(-slots // SLOTS_OF_BLOCK), -(-text.vectors // THREADS), 1)
         _launch(each.header, merge, grid, words, stream)
+        each.merges.add(loaded)
     for i, (total, parts) in enumerate(zip(text.totals, totals)):
         flat, over_lanes = each.places(i, device)
         sums = parts.sum((0, 2)) if over_lanes else parts.sum(0).view(-1)
         made[id(total.item)] = sums.index_select(0, flat)
+
+
+def _captures() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _launch(header: str, expression: str, grid: Sequence[int], words: bytes, stream: int, shared: int = 0) -> None:
@@ -256,8 +270,10 @@ def cuda_walk(walk: Walk, sizes: Sizes, needed: set[Node], device: torch.device)
     if refusal is not None:
         return refusal
     try:
-        return CudaWalk(walk, sizes, needed)
+        found = CudaWalk(walk, sizes, needed)
     except NotLowered as error:
         return str(error)
     except Exception as error:  # whatever the lowering breaks at, the interpreter runs
         return f"it cannot be compiled, {type(error).__name__}: {str(error)[:160]}"
+    found.prepare(device)
+    return found

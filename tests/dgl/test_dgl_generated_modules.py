@@ -101,7 +101,7 @@ class LayersInside(Net):
 
     def forward(self, g, x, e):
         with g.local_scope():
-            g.ndata["z"], g.edata["t"] = self.fc(x), torch.arange(g.num_edges()) % 3
+            g.ndata["z"], g.edata["t"] = self.fc(x), torch.arange(g.num_edges(), device=x.device) % 3
             g.update_all(lambda edges: {"m": self.typed(edges.src["z"], edges.data["t"]).tanh()}, fn.sum("m", "h"))
             g.apply_edges(fn.u_dot_v("z", "z", "w"))
             h = self.conv(g, g.ndata["h"], edge_weight=torch.sigmoid(g.edata["w"]))
@@ -234,9 +234,9 @@ class SomeEdges(Net):
         with g.local_scope():
             g.ndata["z"] = self.fc(x)
             g.apply_edges(fn.u_add_v("z", "z", "m"))
-            g.apply_edges(lambda edges: {"m": edges.src["z"] * 5}, torch.arange(9))
+            g.apply_edges(lambda edges: {"m": edges.src["z"] * 5}, torch.arange(9, device=x.device))
             g.update_all(fn.copy_e("m", "m"), fn.sum("m", "h"))
-            g.send_and_recv(torch.arange(5), fn.copy_u("h", "m"), fn.sum("m", "h"))
+            g.send_and_recv(torch.arange(5, device=x.device), fn.copy_u("h", "m"), fn.sum("m", "h"))
             return g.ndata["h"]
 
 
@@ -289,7 +289,7 @@ class Rebinds(Net):
     """A function of edges that reads what it was not given."""
 
     def forward(self, g, x, e):
-        factor = torch.full((8,), float(x.detach().sum()))
+        factor = torch.full((8,), float(x.detach().sum()), device=x.device)
         with g.local_scope():
             g.ndata["z"] = self.fc(x)
             g.update_all(lambda edges: {"m": edges.src["z"] * factor + self.scale}, fn.sum("m", "h"))
@@ -303,7 +303,7 @@ class MakesTensors(Net):
             g.apply_edges(fn.copy_u("z", "m"))
             m = g.edata["m"]
             self.shape = copy.deepcopy(m.shape)
-            ones = m.new_ones(m.size(0), 1) + torch.zeros(m.shape, dtype=m.dtype) + torch.ones_like(m)
+            ones = m.new_ones(m.size(0), 1) + torch.zeros(m.shape, dtype=m.dtype, device=m.device) + torch.ones_like(m)
             assert m.requires_grad and m.dim() == 2 and m.dtype == x.dtype and m.device == x.device
             g.edata["m"] = torch.cat([m.view(len(m), 2, 4), ones.view(m.shape[0], 2, 4)], dim=-1).sum(1)
             g.update_all(fn.copy_e("m", "m"), fn.sum("m", "h"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import struct
 
+import on_host as host
 import pytest
 import torch
 import torch_geometric.nn as stock
@@ -245,6 +246,25 @@ def test_rows_of_many_edges(monkeypatch, name, width, dtype):
         given = zip(results(theirs, cast(args, "cuda", dtype), {}), expected, strict=True)
         bounds = [2 * error(a.cpu().double(), b) + 1e-2 for a, b in given]
         assert all(mine < bound for mine, bound in zip(errors, bounds, strict=True))
+
+
+@pytest.mark.skipif(host.missing() is not None, reason=f"{host.missing()}")
+def test_the_kernel_that_merges_is_loaded_before_a_row_needs_it(monkeypatch):
+    torch.manual_seed(1)
+    ours, launched = stock.ResGatedGraphConv(4, 4), []
+    edgeless.accelerate(ours)
+    x, ends = torch.randn(20, 4), torch.randint(20, (2, 60))
+    with host.on_host(), torch.no_grad():
+        launch = cuda_walks._launch
+
+        def note(header, expression, grid, *rest):
+            launched.append((expression.split("kernel<")[0].split("::")[-1], grid[0]))
+            launch(header, expression, grid, *rest)
+
+        monkeypatch.setattr(cuda_walks, "_launch", note)
+        first, second = ours(x, ends), ours(x, ends)
+    assert [name for name, blocks in launched] == ["walk_", "merge_fold_", "walk_"] and torch.equal(first, second)
+    assert [blocks > 0 for _, blocks in launched] == [True, False, True]
 
 
 @pytest.mark.cuda

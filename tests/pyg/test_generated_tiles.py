@@ -179,6 +179,10 @@ def test_products_agree_with_the_layer(name, width, features, edges):
     torch.manual_seed(1)
     layer = LAYERS[name](width, features).double()
     x, ends, e = inputs(width, features)
+    if name == "own attention":  # an argument of leaky_relu that is a rounding from 0 has either slope
+        mapped = layer.lin(x)
+        apart = (mapped[ends[0]] + mapped[ends[1]] + layer.score(e)).abs().amin(1) > 1e-5
+        ends, e = ends[:, apart], e[apart]
     e = e[:edges].detach().requires_grad_()
     args = (x, ends[:, :edges], e)
     expected = results(layer, args, {})
@@ -186,4 +190,7 @@ def test_products_agree_with_the_layer(name, width, features, edges):
     edgeless.accelerate(ours)
     first, second = (results(ours, cast(args, "cuda", torch.float32), {}) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert max(error(a.cpu().double(), b) for a, b in zip(first, expected, strict=True)) < 1e-5
+    # The gradient of a softmax over one edge is 0, a difference of numbers around 1: its error is not relative to it.
+    least = 1.0 if name == "own attention" and edges == 1 else 1e-3
+    for a, b in zip(first, expected, strict=True):
+        assert (a.cpu().double() - b).norm() < 1e-5 * b.norm().clamp(min=least)

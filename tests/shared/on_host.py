@@ -82,7 +82,8 @@ extern "C" void launch(const char* words, int columns, int rows, int threads, in
 
 
 def _launch(header, expression, grid, words, stream, shared=0):
-    _library(header, expression).launch(words, grid[0], grid[1], cuda_walks.THREADS, shared)
+    if grid[0]:
+        _library(header, expression).launch(words, grid[0], grid[1], cuda_walks.THREADS, shared)
 
 
 class _Torch:

@@ -1,6 +1,7 @@
 """edgeless.capture_step: steps, calls and places that are not captured run as they are, and the report says why."""
 
 import copy
+import io
 import random
 import time
 
@@ -12,6 +13,7 @@ from torch import nn
 import edgeless
 from edgeless.capture_batches import leaves_of, step_key, with_leaves
 from edgeless.capture_keys import Unfit
+from edgeless.capture_step_recording import _heard
 from edgeless.deferred_checks import DeferredChecks, deferring
 
 
@@ -323,3 +325,12 @@ def test_on_the_cpu_steps_run_as_they_are():
         "move the batch before the step"
     )
     taped_step(captured.plain)
+
+
+@pytest.mark.parametrize("module, faults", [("warnings", []), ("a module", ["the step prints or writes to a file"])])
+def test_a_warning_that_is_printed_is_no_effect(module, faults):
+    names, found = {"__name__": module}, []
+    exec("def write(file): return [file.write(line) for line in ('once',)]", names)
+    with _heard(found):
+        names["write"](io.StringIO())
+    assert found == faults
