@@ -63,6 +63,7 @@ _INFO = {
     *(Tensor.get_device, Tensor.is_contiguous, torch.is_floating_point, torch.is_complex, Tensor.stride),
 }
 _FACTORIES = frozenset(("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"))
+_OF_GRADIENTS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad"))
 _LEAVES = frozenset((Tensor, torch.nn.Parameter, int, float, bool, str, type(None), slice))
 _SHAPE = Tensor.shape.__get__
 _REQUIRES_GRAD = Tensor.requires_grad.__get__
@@ -139,6 +140,8 @@ class Deferred(Tensor):
                 return first.recorder.requires_grad(first.value)
             if writes(name):
                 return _write(first, func, args, kwargs)
+        if name in _OF_GRADIENTS or func is torch.autograd.grad:
+            _check_passed(args[1:] if func is torch.autograd.grad else first, kwargs.get("inputs"))
         recorder = deferred_in((args, kwargs))[0].recorder
         if "out" not in kwargs:
             try:
@@ -216,6 +219,12 @@ def _write(target: Deferred, func, args: tuple, kwargs: dict) -> Any:
     args, kwargs = computed((args[1:], kwargs))
     result = func(known, *args, **kwargs)
     return target if result is known else result
+
+
+def _check_passed(*trees: Any) -> None:
+    """Checks that the gradients of what was computed of edge tensors pass through them."""
+    if any(each.value.passed for each in deferred_in(trees)):
+        raise Unrecorded("a gradient of an edge tensor is taken after something was computed of it")
 
 
 def _dropout(x: Deferred, p: float = 0.5, training: bool = True, inplace: bool = False) -> Deferred:

@@ -87,17 +87,19 @@ class Value:
         over_graph: whether it depends on rows of nodes.
         viewed: whether another value may be a view of it.
         written: of a leaf, whether the expression writes into its tensor.
+        passed: whether what was computed of it does not lead to its own tensor, so that gradients do not pass there.
     """
 
     __slots__ = (
         *("op", "args", "kwargs", "space", "dim", "tensor", "shape", "dtype"),
-        *("stopped", "over_graph", "inputs", "viewed", "written"),
+        *("stopped", "over_graph", "inputs", "viewed", "written", "passed"),
     )
 
     def __init__(self, op, args=(), kwargs=None, shape=(), dtype=None, stopped=False):
         self.op, self.args, self.kwargs = op, args, kwargs or {}
         self.shape, self.dtype, self.stopped = shape, dtype, stopped
         self.space, self.dim, self.tensor, self.viewed, self.written = PARAMETER, 0, None, False, False
+        self.passed = False
         self.inputs = list(_values_in((args, self.kwargs)))
         self.over_graph = isinstance(op, GraphOp) or any(value.over_graph for value in self.inputs)
 

@@ -28,8 +28,10 @@ from edgeless.programs.layers import OFF, compiling_at_once, generate_choice, re
 
 from ._framework import DGLGraph
 from .convert import relation_of
-from .deferred import Deferred, Unrecorded, Watch, computed, deferred_in, watched_calls
-from .recorded_graph import compute_frames, custom_functions, deferred_columns, hand_over, recorded
+from .deferred import Unrecorded, Watch, computed, watched_calls
+from .generators import Generators
+from .leavings import finish
+from .recorded_graph import custom_functions, hand_over, recorded
 from .recorder import Recorder
 
 _STEPS = frozenset(("apply_edges", "update_all", "edge_softmax"))
@@ -255,23 +257,9 @@ def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict) -> A
     leaves, structure = pytree.tree_flatten((args, kwargs))
     args, kwargs = pytree.tree_unflatten([given(a) for a in leaves], structure)
     with custom_functions(), Watch(recorder):
-        result = method(*args, **kwargs)
-        attributes = [
-            (module.__dict__, name, value)
-            for module in recorder.layer.modules()
-            for name, value in module.__dict__.items()
-            if type(value) is Deferred
-        ]
-        frames = [*made._node_frames, *made._edge_frames]
-        columns = deferred_columns(frames)
-        found = deferred_in(result)
-        recorder.compute_at_end([*found, *(c.storage for c in columns), *(value for _, _, value in attributes)])
-        compute_frames(frames)
-        for state, name, value in attributes:
-            state[name] = computed(value)
-        result = computed(result)
+        result = finish(recorder, made, graph, method(*args, **kwargs))
     hand_over(made, graph)
-    return pytree.tree_map(lambda a: graph if a is made else a, result)
+    return result
 
 
 class _State:
@@ -283,8 +271,7 @@ class _State:
         self.columns = [(frame, dict(frame._columns)) for frames in self.frames for frame in frames]
         self.attributes = [(module, dict(module.__dict__)) for module in layer.modules()]
         self.buffers = [(b, b.clone()) for b in layer.buffers()] if layer.training else []
-        cuda = graph.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
-        self.generators = torch.get_rng_state(), torch.cuda.get_rng_state(graph.device) if cuda else None
+        self.generators = Generators(graph.device)
 
     def restore(self) -> None:
         """Sets everything back."""
@@ -300,6 +287,4 @@ class _State:
         with torch.no_grad():
             for buffer, value in self.buffers:
                 buffer.copy_(value)
-        torch.set_rng_state(self.generators[0])
-        if self.generators[1] is not None:
-            torch.cuda.set_rng_state(self.generators[1], self.graph.device)
+        self.generators.restore()

@@ -20,6 +20,7 @@ from edgeless.programs import modes as _modes
 from ._framework import ALL, EdgeBatch, backend_sparse, is_all, is_builtin
 from .deferred import Deferred, computed
 from .expressions import BUILTINS, EDGE_SOFTMAX, FOLD, PRIMES, builtin
+from .generators import Generators
 from .mailbox import reduced_by_mailbox
 from .recorder import Recorder
 
@@ -37,9 +38,12 @@ class RecordedGraph:
         if not self._records() or not is_all(edges):
             self._compute()
             return super().apply_edges(func, edges, etype)
+        before = None if is_builtin(func) else Generators(self.device)
         try:
             data = self._messages(func)
         except Refused:
+            if before is not None:  # the function is called again
+                before.restore()
             self._compute()
             return super().apply_edges(func, edges, etype)
         self._set_e_repr(0, ALL, data)
@@ -49,17 +53,24 @@ class RecordedGraph:
         if not self._records() or apply_node_func is not None:
             self._compute()
             return super().update_all(message_func, reduce_func, apply_node_func, etype)
+        before, messages = None if is_builtin(message_func) else Generators(self.device), None
         try:
-            data = self._reduced(message_func, reduce_func)
+            messages = self._messages(message_func)
+            data = self._reduced(messages, reduce_func)
         except Refused:
             self._compute()
+            if before is not None and messages is None:  # the function is called again
+                before.restore()
+            elif before is not None:
+                known = computed(dict(messages))
+                message_func = lambda edges: known  # noqa: E731
             return super().update_all(message_func, reduce_func, apply_node_func, etype)
         _, destination = self._graph.metagraph.find_edge(0)
         self._set_n_repr(destination, ALL, data)
 
     def _records(self) -> bool:
         """Whether it still has the edges of the call."""
-        return self._graph is self._recorder.index
+        return self._graph is self._recorder.index and not self._recorder.ended
 
     def _frames(self) -> list:
         return [*self._node_frames, *self._edge_frames]
@@ -91,8 +102,7 @@ class RecordedGraph:
             raise Refused("features of a built-in function are integers")
         return {func.out_field: self._recorder.apply(builtin(func.name), *rows)}
 
-    def _reduced(self, message_func, reduce_func) -> dict[str, Any]:
-        messages = self._messages(message_func)
+    def _reduced(self, messages, reduce_func) -> dict[str, Any]:
         if not is_builtin(reduce_func):
             return reduced_by_mailbox(self, self._recorder, messages, reduce_func)
         if reduce_func.name not in FOLD or reduce_func.msg_field not in messages:
