@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import torch
@@ -277,11 +277,16 @@ def watched_calls() -> int:
 
 
 class Watch(torch.overrides.TorchFunctionMode):
-    """Computes what was recorded before a tensor that it reads is written in place."""
+    """Computes what was recorded before a tensor that it reads is written in place.
 
-    def __init__(self, recorder):
+    Args:
+        recorder: of the call.
+        keep: called with a tensor that is going to be written.
+    """
+
+    def __init__(self, recorder, keep: Callable[[Tensor], None]):
         super().__init__()
-        self.recorder = recorder
+        self.recorder, self.keep = recorder, keep
 
     def __enter__(self):
         _state.watched += 1
@@ -296,7 +301,10 @@ class Watch(torch.overrides.TorchFunctionMode):
         if not _state.at_work:
             name = getattr(func, "__name__", "")
             if (writes(name) or writes_inside(name, args, kwargs)) and args and isinstance(args[0], Tensor):
+                self.keep(args[0])
                 self.recorder.before_write(args[0])
             elif "out" in kwargs:
+                for each in pytree.tree_leaves(kwargs["out"]):
+                    self.keep(each)
                 self.recorder.compute_all()
         return func(*args, **kwargs)

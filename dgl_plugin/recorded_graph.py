@@ -38,6 +38,7 @@ class RecordedGraph:
         if not self._records() or not is_all(edges):
             self._compute()
             return super().apply_edges(func, edges, etype)
+        self._check_etype(etype)
         before = None if is_builtin(func) else Generators(self.device)
         try:
             data = self._messages(func)
@@ -53,6 +54,7 @@ class RecordedGraph:
         if not self._records() or apply_node_func is not None:
             self._compute()
             return super().update_all(message_func, reduce_func, apply_node_func, etype)
+        self._check_etype(etype)
         before, messages = None if is_builtin(message_func) else Generators(self.device), None
         try:
             messages = self._messages(message_func)
@@ -71,6 +73,11 @@ class RecordedGraph:
     def _records(self) -> bool:
         """Whether it still has the edges of the call."""
         return self._graph is self._recorder.index and not self._recorder.ended
+
+    def _check_etype(self, etype) -> None:
+        """Raises DGL's error for an edge type that the graph does not have."""
+        if etype is not None:
+            self.get_etype_id(etype)
 
     def _frames(self) -> list:
         return [*self._node_frames, *self._edge_frames]

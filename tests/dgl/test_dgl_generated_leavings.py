@@ -202,3 +202,64 @@ def test_a_graph_that_is_kept_records_nothing_later():
     ours.history.clear()
     copied = pickle.loads(pickle.dumps(copy.deepcopy(ours)))
     assert torch.equal(copied(g, x), ours(g, x))
+
+
+class WritesGiven(Net):
+    """Writes into what it is given, and then does what is not recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, g, x, e):
+        with torch.no_grad():
+            g.ndata["count"][:, 0].add_(1)
+            x.mul_(2)
+            e.add_(1)
+            self.count += 1
+            torch.mul(g.ndata["twice"], 2, out=g.ndata["twice"])
+        with g.local_scope():
+            g.ndata["z"] = self.fc(x)
+            g.apply_edges(fn.u_add_v("z", "z", "m"))
+            heads = g.edata["m"].view(-1, 2, 4)
+            heads.mul_(2)
+            return g.edata["m"]
+
+
+def test_a_repeated_call_writes_into_what_it_is_given_once():
+    found = []
+    for net in nets(WritesGiven):
+        net.eval()
+        inputs = Inputs()
+        g, x, e = inputs.graph, inputs.x.detach(), inputs.attr.detach()
+        g.ndata["count"], g.ndata["twice"] = torch.zeros(2, g.num_nodes()).t(), torch.ones(g.num_nodes())
+        result = [net(g, x, e) for _ in range(2)]
+        found.append([*result, x, e, g.ndata["count"], g.ndata["twice"], net.count])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("method", ["apply_edges", "update_all"])
+def test_an_edge_type_that_there_is_not_is_an_error(method):
+    class Fails(Net):
+        def of(self, g, x):
+            g.ndata["z"] = self.fc(x)
+            reduce = [] if method == "apply_edges" else [fn.sum("m", "h")]
+            getattr(g, method)(fn.copy_u("z", "m"), *reduce, etype="nothing")
+
+        def never(self, g):
+            g.update_all(None, None)
+
+    _, ours = nets(Fails)
+    with pytest.raises(dgl.DGLError, match="nothing"):
+        ours(*given())
+
+
+def test_torch_logs_nothing_of_what_cannot_be_recorded(caplog):
+    class Splits(Net):
+        def of(self, g, x):
+            self.compute(g, x)
+            return g.edata["m"].split([g.num_edges() - 3, 3])
+
+    net, ours = nets(Splits)
+    compare(net, ours, given())
+    assert not caplog.records

@@ -276,6 +276,15 @@ def test_exclude_keys_leaves_out_what_cannot_be_packed_or_padded():
     assert "kept" not in batch and "ring_index" not in batch
 
 
+def test_padding_has_no_nodes_of_attributes_that_are_left_out():
+    """PyG counts the nodes of a graph by all its attributes, also by those that batches leave out."""
+    graphs = molecules(9)
+    for graph in graphs:
+        graph.pos = torch.ones(graph.num_nodes, 2)
+    _, batch = follow(graphs, 4, exclude_keys=["x"])
+    assert batch.batch.numel() == batch.pos.size(0) == batch.node_mask.numel()
+
+
 def test_sparse_attributes_are_refused():
     with pytest.raises(ValueError, match="adj must be a dense tensor, got torch.sparse_coo"):
         PaddedLoader(changed(sets("adj", lambda g, i: torch.eye(g.num_nodes).to_sparse())), 4)
