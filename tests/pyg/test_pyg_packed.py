@@ -341,6 +341,16 @@ def test_a_data_set_that_changes_is_packed_again(change):
     assert (loader.not_packed is not None) == (change is unpackable)
 
 
+def test_tensors_that_require_a_gradient_from_now_on_are_not_packed():
+    graphs = molecules(8)
+    loader = PaddedLoader(graphs, 4)
+    list(loader)
+    for graph in graphs:
+        graph.x.requires_grad_()
+    next(iter(loader)).x.sum().backward()
+    assert loader.not_packed == "x requires a gradient" and graphs[0].x.grad is not None
+
+
 def test_batches_do_not_share_memory_with_the_packed_arrays():
     loader = PaddedLoader(molecules(), 4)
     batches = list(loader)
