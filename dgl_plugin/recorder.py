@@ -257,6 +257,8 @@ class Recorder:
         for made in deferred:
             if made.recorder is not self:  # of a layer that calls this one, whose graph may be another
                 made.recorder.tensor_of(made)
+            elif made.known is None and made.value.op is None:  # it is the tensor of the caller's
+                made.known = made.value.tensor
         wanted = {id(made): made for made in deferred if made.known is None}
         if any(EDGE not in made.value.rows for made in wanted.values()):
             wanted |= {id(made): made for made in self._pending() if EDGE not in made.value.rows}

@@ -263,3 +263,28 @@ def test_torch_logs_nothing_of_what_cannot_be_recorded(caplog):
     net, ours = nets(Splits)
     compare(net, ours, given())
     assert not caplog.records
+
+
+class LeavesEdgesUnused(Net):
+    """What is pending is computed while an argument is not used."""
+
+    def forward(self, g, x, e):
+        with g.local_scope():
+            g.ndata["z"] = self.fc(x)
+            g.apply_edges(fn.u_add_v("z", "z", "m"))
+            m = g.edata["m"] * 2
+            m += 1
+            with torch.no_grad():
+                e.mul_(2)
+            return m, e
+
+
+def test_an_argument_that_is_not_used_is_left_as_it_is():
+    net, ours = nets(LeavesEdgesUnused)
+    for each in (net, ours):
+        inputs = Inputs()
+        g, x, e = inputs.graph, inputs.x, inputs.attr
+        before = e.detach().clone()
+        m, same = each(g, x, e)
+        m.sum().backward()
+        assert same is e and e.grad is None and torch.equal(e, 2 * before)
