@@ -31,7 +31,7 @@ from .convert import relation_of
 from .deferred import Deferred, Unrecorded, Watch, computed, watched_calls
 from .generators import Generators
 from .leavings import finish
-from .recorded_graph import custom_functions, hand_over, recorded
+from .recorded_graph import custom_functions, hand_over, put_back, recorded
 from .recorder import Recorder
 
 _STEPS = frozenset(("apply_edges", "update_all", "edge_softmax"))
@@ -256,10 +256,14 @@ def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict, keep
 
     leaves, structure = pytree.tree_flatten((args, kwargs))
     args, kwargs = pytree.tree_unflatten([given(a) for a in leaves], structure)
-    with custom_functions(), Watch(recorder, keep):
-        result = finish(recorder, made, graph, method(*args, **kwargs))
-    hand_over(made, graph)
-    return result
+    try:
+        with custom_functions(), Watch(recorder, keep):
+            result = finish(recorder, made, graph, method(*args, **kwargs))
+        hand_over(made, graph)
+        return result
+    finally:
+        recorder.ended = True
+        put_back(made, graph)
 
 
 class _State:

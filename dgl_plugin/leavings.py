@@ -37,7 +37,7 @@ def finish(recorder, made, graph, result: Any) -> Any:
     result = pytree.tree_map(lambda a: graph if a is made else a, computed(result))
     recorder.ended = True
     for each in graphs:
-        if isinstance(each, RecordedGraph) and each is not graph and each._recorder is recorder:
+        if isinstance(each, RecordedGraph) and each is not made and each._recorder is recorder:
             _become_plain(each, graph)
     return result
 

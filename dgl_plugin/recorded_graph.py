@@ -7,8 +7,9 @@ It has the graph's structure, its features and all its methods. What ``apply_edg
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ _PAIRS = {0: "u", 1: "v", 2: "e"}
 class RecordedGraph:
     """Mixin before DGLGraph or DGLBlock; :func:`recorded` makes its instances."""
 
-    _recorder: Recorder
+    _recorder: Optional[Recorder] = None
 
     def apply_edges(self, func, edges=ALL, etype=None):
         """The stock method, deferred where it computes values of all edges."""
@@ -72,7 +73,8 @@ class RecordedGraph:
 
     def _records(self) -> bool:
         """Whether it still has the edges of the call."""
-        return self._graph is self._recorder.index and not self._recorder.ended
+        recorder = self._recorder
+        return recorder is not None and self._graph is recorder.index and not recorder.ended
 
     def _check_etype(self, etype) -> None:
         """Raises DGL's error for an edge type that the graph does not have."""
@@ -184,6 +186,8 @@ class _OwnRows(_Rows):
 
 
 _CLASSES: dict[type, type] = {}
+# Stand-ins of graphs that are not in use. A graph has the same one in every call, since modules keep things by id(g).
+_idle: weakref.WeakKeyDictionary[Any, list[RecordedGraph]] = weakref.WeakKeyDictionary()
 
 
 def recorded(graph, recorder: Recorder):
@@ -193,9 +197,12 @@ def recorded(graph, recorder: Recorder):
         if cls not in _CLASSES:
             _CLASSES[cls] = type(cls.__name__, (RecordedGraph, cls), {"__module__": cls.__module__})
         cls = _CLASSES[cls]
-    made = cls.__new__(cls)
-    made.__dict__.update(graph.__dict__)
-    made._recorder = recorder
+    try:
+        made = _idle.get(graph, []).pop()  # or another thread has it
+    except IndexError:
+        made = cls.__new__(cls)
+    made.__dict__ = dict(graph.__dict__)
+    made.__class__, made._recorder = cls, recorder
     return made
 
 
@@ -204,6 +211,12 @@ def hand_over(made, graph) -> None:
     for name, value in made.__dict__.items():
         if name != "_recorder" and graph.__dict__.get(name) is not value:
             graph.__dict__[name] = value
+
+
+def put_back(made, graph) -> None:
+    """Makes a stand-in the graph itself to whoever still has it, and keeps it for the next call."""
+    made.__class__, made.__dict__ = type(graph), graph.__dict__
+    _idle.setdefault(graph, []).append(made)
 
 
 # DGL's functions of tensors -----------------------------------------------------------------------------------------

@@ -288,3 +288,28 @@ def test_an_argument_that_is_not_used_is_left_as_it_is():
         m, same = each(g, x, e)
         m.sum().backward()
         assert same is e and e.grad is None and torch.equal(e, 2 * before)
+
+
+class Remembers(Net):
+    """Keeps something of every graph by its id, and keeps the graph where nobody finds it."""
+
+    def __init__(self):
+        super().__init__()
+        self.degrees, self.seen = {}, []
+
+    def of(self, g, x):
+        if id(g) not in self.degrees:
+            self.degrees[id(g)] = g.in_degrees().double().unsqueeze(1)
+        self.read = lambda: g
+        return self.compute(g, x) * self.degrees[id(g)]
+
+
+def test_graphs_are_told_apart_by_their_ids():
+    net, ours = nets(Remembers)
+    given = [Inputs(seed) for seed in range(6)]
+    for inputs in given * 3:
+        assert torch.allclose(net(inputs.graph, inputs.x), ours(inputs.graph, inputs.x))
+    assert len(ours.degrees) == len(given)
+    g = given[-1].graph
+    g.ndata["new"] = given[-1].x
+    assert type(ours.read()) is dgl.DGLGraph and ours.read().ndata["new"] is g.ndata["new"]
