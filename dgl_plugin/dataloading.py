@@ -4,10 +4,11 @@ from __future__ import annotations
 
 __path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import dgl
+import numpy as np
 import torch
 from dgl.dataloading import GraphCollator, GraphDataLoader
 from torch import Tensor
@@ -158,7 +159,26 @@ def _padding(item: Any, nodes: int, edges: int) -> Any:
         graph.edata[name] = data.new_zeros((edges, *data.shape[1:]))
     if not isinstance(item, (tuple, list)):
         return graph
-    return (graph, *(torch.zeros_like(part) if isinstance(part, Tensor) else type(part)(0) for part in item[1:]))
+    return (graph, *map(_zeros, item[1:]))
+
+
+def _zeros(label: Any) -> Any:
+    """A label of zeros like another one, in the containers that DGL collates."""
+    if isinstance(label, Tensor):
+        return torch.zeros_like(label)
+    if isinstance(label, (np.ndarray, np.generic)):
+        return np.zeros_like(label)[()]
+    if isinstance(label, Mapping):
+        return {name: _zeros(part) for name, part in label.items()}
+    if isinstance(label, (tuple, list)):
+        parts = map(_zeros, label)
+        return type(label)(*parts) if hasattr(label, "_fields") else type(label)(parts)
+    if isinstance(label, (int, float, str)):
+        return type(label)(0)
+    raise TypeError(
+        f"PaddedLoader: labels must be tensors, arrays, numbers, text, or tuples, lists and dictionaries of them, got "
+        f"{type(label).__name__}"
+    )
 
 
 stand_in(__name__, "dgl.dataloading")

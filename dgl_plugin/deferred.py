@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import torch
@@ -63,6 +63,7 @@ _INFO = {
     *(Tensor.get_device, Tensor.is_contiguous, torch.is_floating_point, torch.is_complex, Tensor.stride),
 }
 _FACTORIES = frozenset(("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"))
+_OF_GRADIENTS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad"))
 _LEAVES = frozenset((Tensor, torch.nn.Parameter, int, float, bool, str, type(None), slice))
 _SHAPE = Tensor.shape.__get__
 _REQUIRES_GRAD = Tensor.requires_grad.__get__
@@ -139,6 +140,8 @@ class Deferred(Tensor):
                 return first.recorder.requires_grad(first.value)
             if writes(name):
                 return _write(first, func, args, kwargs)
+        if name in _OF_GRADIENTS or func is torch.autograd.grad:
+            _check_passed(args[1:] if func is torch.autograd.grad else first, kwargs.get("inputs"))
         recorder = deferred_in((args, kwargs))[0].recorder
         if "out" not in kwargs:
             try:
@@ -218,6 +221,12 @@ def _write(target: Deferred, func, args: tuple, kwargs: dict) -> Any:
     return target if result is known else result
 
 
+def _check_passed(*trees: Any) -> None:
+    """Checks that the gradients of what was computed of edge tensors pass through them."""
+    if any(each.value.passed for each in deferred_in(trees)):
+        raise Unrecorded("a gradient of an edge tensor is taken after something was computed of it")
+
+
 def _dropout(x: Deferred, p: float = 0.5, training: bool = True, inplace: bool = False) -> Deferred:
     if not training or p == 0:
         return x
@@ -268,11 +277,16 @@ def watched_calls() -> int:
 
 
 class Watch(torch.overrides.TorchFunctionMode):
-    """Computes what was recorded before a tensor that it reads is written in place."""
+    """Computes what was recorded before a tensor that it reads is written in place.
 
-    def __init__(self, recorder):
+    Args:
+        recorder: of the call.
+        keep: called with a tensor that is going to be written.
+    """
+
+    def __init__(self, recorder, keep: Callable[[Tensor], None]):
         super().__init__()
-        self.recorder = recorder
+        self.recorder, self.keep = recorder, keep
 
     def __enter__(self):
         _state.watched += 1
@@ -287,7 +301,10 @@ class Watch(torch.overrides.TorchFunctionMode):
         if not _state.at_work:
             name = getattr(func, "__name__", "")
             if (writes(name) or writes_inside(name, args, kwargs)) and args and isinstance(args[0], Tensor):
+                self.keep(args[0])
                 self.recorder.before_write(args[0])
             elif "out" in kwargs:
+                for each in pytree.tree_leaves(kwargs["out"]):
+                    self.keep(each)
                 self.recorder.compute_all()
         return func(*args, **kwargs)

@@ -8,6 +8,7 @@ is traced from, and what runs where there is no program.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Optional
@@ -25,6 +26,7 @@ from ._autocast import as_dgl_reads
 PRIMES = traced_sizes(one_set=False)  # by which the dimensions with rows are recognised
 _COUNTS = {SOURCE: PRIMES.sources, DESTINATION: PRIMES.destinations, EDGE: PRIMES.edges}
 _MOST_KNOWN = 1 << 14
+_LOG, _DROP = logging.getLogger("torch._subclasses.fake_tensor"), logging.Filter("nothing")
 
 
 class Count(int):
@@ -87,17 +89,19 @@ class Value:
         over_graph: whether it depends on rows of nodes.
         viewed: whether another value may be a view of it.
         written: of a leaf, whether the expression writes into its tensor.
+        passed: whether what was computed of it does not lead to its own tensor, so that gradients do not pass there.
     """
 
     __slots__ = (
         *("op", "args", "kwargs", "space", "dim", "tensor", "shape", "dtype"),
-        *("stopped", "over_graph", "inputs", "viewed", "written"),
+        *("stopped", "over_graph", "inputs", "viewed", "written", "passed"),
     )
 
     def __init__(self, op, args=(), kwargs=None, shape=(), dtype=None, stopped=False):
         self.op, self.args, self.kwargs = op, args, kwargs or {}
         self.shape, self.dtype, self.stopped = shape, dtype, stopped
         self.space, self.dim, self.tensor, self.viewed, self.written = PARAMETER, 0, None, False, False
+        self.passed = False
         self.inputs = list(_values_in((args, self.kwargs)))
         self.over_graph = isinstance(op, GraphOp) or any(value.over_graph for value in self.inputs)
 
@@ -220,6 +224,7 @@ def _computed(op: Any, args: tuple, kwargs: dict, device: torch.device) -> Any:
             return torch.empty(value.shape, dtype=value.dtype, device=device)
         return value.times * _COUNTS[value.kind] if isinstance(value, Count) else value
 
+    _LOG.addFilter(_DROP)  # torch logs the errors that are caught here
     try:
         with FakeTensorMode(), torch.no_grad():
             given, named = mapped(args, stand_in), mapped(kwargs, stand_in)
@@ -237,6 +242,8 @@ def _computed(op: Any, args: tuple, kwargs: dict, device: torch.device) -> Any:
             return "an op on edges returns something else than tensors"
     except Exception as error:  # it needs contents, or is an error for the real sizes too
         return f"{_name(op)} over edges cannot be recorded, {type(error).__name__}: {str(error).strip()[:120]}"
+    finally:
+        _LOG.removeFilter(_DROP)
 
 
 def _name(op: Any) -> str:

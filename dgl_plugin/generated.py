@@ -28,8 +28,10 @@ from edgeless.programs.layers import OFF, compiling_at_once, generate_choice, re
 
 from ._framework import DGLGraph
 from .convert import relation_of
-from .deferred import Deferred, Unrecorded, Watch, computed, deferred_in, watched_calls
-from .recorded_graph import compute_frames, custom_functions, deferred_columns, hand_over, recorded
+from .deferred import Deferred, Unrecorded, Watch, computed, watched_calls
+from .generators import Generators
+from .leavings import finish
+from .recorded_graph import custom_functions, hand_over, put_back, recorded
 from .recorder import Recorder
 
 _STEPS = frozenset(("apply_edges", "update_all", "edge_softmax"))
@@ -148,10 +150,10 @@ def _run(layer, method, args: tuple, kwargs: dict) -> Any:
         recorder = _recorder(layer, graph, choice, args, kwargs)
     except Refused as error:
         return _run_stock(layer, method, graph, args, kwargs, str(error))
-    before = _State(layer, graph)
+    before = _State(layer, graph, _inputs(graph, args, kwargs))
     try:
         with compiling_at_once():
-            result = _recorded(recorder, method, graph, args, kwargs)
+            result = _recorded(recorder, method, graph, args, kwargs, before.keep)
     except Exception as error:
         before.restore()
         if isinstance(error, Unrecorded):
@@ -242,8 +244,8 @@ def _note_refused(layer, graph, args: tuple, kwargs: dict, reason: str) -> None:
         forms[_form(layer, graph, args, kwargs)] = reason
 
 
-def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict) -> Any:
-    """The stock forward's result for a graph that records."""
+def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict, keep) -> Any:
+    """The stock forward's result for a graph that records; ``keep`` is called with tensors before they are written."""
     made = recorded(graph, recorder)
 
     def given(a):
@@ -254,37 +256,36 @@ def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict) -> A
 
     leaves, structure = pytree.tree_flatten((args, kwargs))
     args, kwargs = pytree.tree_unflatten([given(a) for a in leaves], structure)
-    with custom_functions(), Watch(recorder):
-        result = method(*args, **kwargs)
-        attributes = [
-            (module.__dict__, name, value)
-            for module in recorder.layer.modules()
-            for name, value in module.__dict__.items()
-            if type(value) is Deferred
-        ]
-        frames = [*made._node_frames, *made._edge_frames]
-        columns = deferred_columns(frames)
-        found = deferred_in(result)
-        recorder.compute_at_end([*found, *(c.storage for c in columns), *(value for _, _, value in attributes)])
-        compute_frames(frames)
-        for state, name, value in attributes:
-            state[name] = computed(value)
-        result = computed(result)
-    hand_over(made, graph)
-    return pytree.tree_map(lambda a: graph if a is made else a, result)
+    try:
+        with custom_functions(), Watch(recorder, keep):
+            result = finish(recorder, made, graph, method(*args, **kwargs))
+        hand_over(made, graph)
+        return result
+    finally:
+        recorder.ended = True
+        put_back(made, graph)
 
 
 class _State:
     """What a call may have changed before it is repeated by the stock forward."""
 
-    def __init__(self, layer, graph):
+    def __init__(self, layer, graph, inputs: dict[str, Any]):
         self.layer, self.graph = layer, graph
+        self._given = [t for t in pytree.tree_leaves((inputs, list(layer.buffers()))) if _memory(t) is not None]
+        self._written: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.frames = graph._node_frames, graph._edge_frames
         self.columns = [(frame, dict(frame._columns)) for frames in self.frames for frame in frames]
         self.attributes = [(module, dict(module.__dict__)) for module in layer.modules()]
         self.buffers = [(b, b.clone()) for b in layer.buffers()] if layer.training else []
-        cuda = graph.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
-        self.generators = torch.get_rng_state(), torch.cuda.get_rng_state(graph.device) if cuda else None
+        self.generators = Generators(graph.device)
+
+    def keep(self, tensor: Any) -> None:
+        """Copies a tensor of the caller's that is going to be written, or that shares its memory with that."""
+        if type(tensor) is Deferred:
+            tensor = tensor.value.tensor if tensor.known is None else tensor.known
+        memory = _memory(tensor)
+        if memory is not None and memory not in self._written:
+            self._written[memory] = [(t, t.detach().clone()) for t in self._given if _memory(t) == memory]
 
     def restore(self) -> None:
         """Sets everything back."""
@@ -298,8 +299,12 @@ class _State:
                 module.__dict__.clear()
                 module.__dict__.update(attributes)
         with torch.no_grad():
-            for buffer, value in self.buffers:
-                buffer.copy_(value)
-        torch.set_rng_state(self.generators[0])
-        if self.generators[1] is not None:
-            torch.cuda.set_rng_state(self.generators[1], self.graph.device)
+            for tensor, value in (*self.buffers, *(pair for pairs in self._written.values() for pair in pairs)):
+                tensor.copy_(value)
+        self.generators.restore()
+
+
+def _memory(tensor: Any) -> Optional[int]:
+    """A number of the memory that a plain tensor has; None for anything else."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor.untyped_storage()._cdata if plain else None

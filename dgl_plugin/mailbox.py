@@ -17,6 +17,7 @@ from edgeless.programs import DESTINATION, EDGE, PARAMETER, Refused
 
 from .deferred import _POINTWISE, Deferred, computed
 from .expressions import EDGE_SOFTMAX, FOLD, GATHER, GraphOp, Value
+from .generators import Generators
 
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "max": "max", "min": "min"}
 _MASK = GraphOp("with_edges", lambda _, x, mask: torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, x.new_zeros(())))
@@ -29,12 +30,18 @@ def reduced_by_mailbox(graph, recorder, messages: Mapping, function) -> dict[str
         Refused: it does what is not recorded.
     """
     given = {name: Mail(recorder, recorder.leaf(data, EDGE), _EDGES) for name, data in messages.items()}
+    generators = Generators(recorder.device)
     try:
         data = function(_Nodes(graph, recorder, given))
     except Refused:
+        generators.restore()
         raise
     except Exception as error:  # the stock method raises it, if it is the function's
+        generators.restore()
         raise Refused(f"a function of a mailbox fails, {type(error).__name__}: {str(error)[:120]}") from error
+    if generators.have_drawn():
+        generators.restore()
+        raise Refused("a function of a mailbox draws numbers, which are others for the nodes of every degree")
     if not isinstance(data, Mapping) or not data or not all(isinstance(m, Mail) for m in data.values()):
         raise Refused("a function of a mailbox returns something else than what it computed of it")
     found = {}
@@ -240,6 +247,8 @@ def _reduction(name: str, func, mail: Mail, dim=None, keepdim: bool = False) -> 
         raise Refused(f"{name} over several dimensions of a mailbox is not recorded")
     dim += mail.dim() if dim < 0 else 0
     if dim == 1 and mail.kind == _EDGES:
+        if not mail.dtype.is_floating_point:  # torch sums them in another type
+            raise Refused(f"{name} of messages of {mail.dtype} is not recorded")
         value = mail.recorder.value(FOLD[_REDUCTIONS[name]], (mail.value,), {})
         found = Mail(mail.recorder, value, _KEPT if keepdim else _NODES)
         return _Extremum(found) if name in ("max", "min") else found

@@ -7,8 +7,9 @@ It has the graph's structure, its features and all its methods. What ``apply_edg
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from edgeless.programs import modes as _modes
 from ._framework import ALL, EdgeBatch, backend_sparse, is_all, is_builtin
 from .deferred import Deferred, computed
 from .expressions import BUILTINS, EDGE_SOFTMAX, FOLD, PRIMES, builtin
+from .generators import Generators
 from .mailbox import reduced_by_mailbox
 from .recorder import Recorder
 
@@ -30,16 +32,20 @@ _PAIRS = {0: "u", 1: "v", 2: "e"}
 class RecordedGraph:
     """Mixin before DGLGraph or DGLBlock; :func:`recorded` makes its instances."""
 
-    _recorder: Recorder
+    _recorder: Optional[Recorder] = None
 
     def apply_edges(self, func, edges=ALL, etype=None):
         """The stock method, deferred where it computes values of all edges."""
         if not self._records() or not is_all(edges):
             self._compute()
             return super().apply_edges(func, edges, etype)
+        self._check_etype(etype)
+        before = None if is_builtin(func) else Generators(self.device)
         try:
             data = self._messages(func)
         except Refused:
+            if before is not None:  # the function is called again
+                before.restore()
             self._compute()
             return super().apply_edges(func, edges, etype)
         self._set_e_repr(0, ALL, data)
@@ -49,17 +55,31 @@ class RecordedGraph:
         if not self._records() or apply_node_func is not None:
             self._compute()
             return super().update_all(message_func, reduce_func, apply_node_func, etype)
+        self._check_etype(etype)
+        before, messages = None if is_builtin(message_func) else Generators(self.device), None
         try:
-            data = self._reduced(message_func, reduce_func)
+            messages = self._messages(message_func)
+            data = self._reduced(messages, reduce_func)
         except Refused:
             self._compute()
+            if before is not None and messages is None:  # the function is called again
+                before.restore()
+            elif before is not None:
+                known = computed(dict(messages))
+                message_func = lambda edges: known  # noqa: E731
             return super().update_all(message_func, reduce_func, apply_node_func, etype)
         _, destination = self._graph.metagraph.find_edge(0)
         self._set_n_repr(destination, ALL, data)
 
     def _records(self) -> bool:
         """Whether it still has the edges of the call."""
-        return self._graph is self._recorder.index
+        recorder = self._recorder
+        return recorder is not None and self._graph is recorder.index and not recorder.ended
+
+    def _check_etype(self, etype) -> None:
+        """Raises DGL's error for an edge type that the graph does not have."""
+        if etype is not None:
+            self.get_etype_id(etype)
 
     def _frames(self) -> list:
         return [*self._node_frames, *self._edge_frames]
@@ -91,8 +111,7 @@ class RecordedGraph:
             raise Refused("features of a built-in function are integers")
         return {func.out_field: self._recorder.apply(builtin(func.name), *rows)}
 
-    def _reduced(self, message_func, reduce_func) -> dict[str, Any]:
-        messages = self._messages(message_func)
+    def _reduced(self, messages, reduce_func) -> dict[str, Any]:
         if not is_builtin(reduce_func):
             return reduced_by_mailbox(self, self._recorder, messages, reduce_func)
         if reduce_func.name not in FOLD or reduce_func.msg_field not in messages:
@@ -167,6 +186,8 @@ class _OwnRows(_Rows):
 
 
 _CLASSES: dict[type, type] = {}
+# Stand-ins of graphs that are not in use. A graph has the same one in every call, since modules keep things by id(g).
+_idle: weakref.WeakKeyDictionary[Any, list[RecordedGraph]] = weakref.WeakKeyDictionary()
 
 
 def recorded(graph, recorder: Recorder):
@@ -176,9 +197,12 @@ def recorded(graph, recorder: Recorder):
         if cls not in _CLASSES:
             _CLASSES[cls] = type(cls.__name__, (RecordedGraph, cls), {"__module__": cls.__module__})
         cls = _CLASSES[cls]
-    made = cls.__new__(cls)
-    made.__dict__.update(graph.__dict__)
-    made._recorder = recorder
+    try:
+        made = _idle.get(graph, []).pop()  # or another thread has it
+    except IndexError:
+        made = cls.__new__(cls)
+    made.__dict__ = dict(graph.__dict__)
+    made.__class__, made._recorder = cls, recorder
     return made
 
 
@@ -187,6 +211,12 @@ def hand_over(made, graph) -> None:
     for name, value in made.__dict__.items():
         if name != "_recorder" and graph.__dict__.get(name) is not value:
             graph.__dict__[name] = value
+
+
+def put_back(made, graph) -> None:
+    """Makes a stand-in the graph itself to whoever still has it, and keeps it for the next call."""
+    made.__class__, made.__dict__ = type(graph), graph.__dict__
+    _idle.setdefault(graph, []).append(made)
 
 
 # DGL's functions of tensors -----------------------------------------------------------------------------------------

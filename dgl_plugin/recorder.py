@@ -38,7 +38,7 @@ class Recorder:
         counts: the numbers of sources, destinations and edges.
         ran: the programs that ran.
         refused: why others did not.
-        passing: whether the last refusal may not hold for the next call.
+        ended: whether the call is over, after which nothing is recorded any more.
     """
 
     def __init__(self, layer, graph, handle, choice: str):
@@ -47,6 +47,7 @@ class Recorder:
         self.counts = {SOURCE: handle.num_src, DESTINATION: handle.num_dst, EDGE: handle.num_edges}
         self.sizes = Sizes(handle.num_src, handle.num_dst, handle.num_edges)
         self.ran: list[Any] = []
+        self.ended = False
         self.refused: dict[str, bool] = {}  # whether for good
         self._leaves: dict[tuple[int, str], Value] = {}
         self._alive: dict[int, weakref.ref] = {}
@@ -260,6 +261,11 @@ class Recorder:
 
     def compute(self, deferred: Sequence[Deferred]) -> None:
         """Computes tensors; with one of nodes, all of nodes that are waiting."""
+        for made in deferred:
+            if made.recorder is not self:  # of a layer that calls this one, whose graph may be another
+                made.recorder.tensor_of(made)
+            elif made.known is None and made.value.op is None:  # it is the tensor of the caller's
+                made.known = made.value.tensor
         wanted = {id(made): made for made in deferred if made.known is None}
         if any(EDGE not in made.value.rows for made in wanted.values()):
             wanted |= {id(made): made for made in self._pending() if EDGE not in made.value.rows}
@@ -289,6 +295,9 @@ class Recorder:
                     self.refused[str(error)] = getattr(error, "for_good", False)
                     tensors = by_ops(self, values)
         self._note_written(order)
+        for value in order:
+            for each in value.inputs:
+                each.passed = each.passed or each.op is not None
         return tensors
 
     @contextlib.contextmanager

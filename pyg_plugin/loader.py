@@ -174,13 +174,19 @@ class _Template:
 
     def __init__(self, dataset: Any, exclude_keys: Sequence[str]):
         looked = [dataset[place] for place in range(min(len(dataset), _LOOKED_AT))]
-        self.graph = looked[0]
+        self.graph = copy.copy(looked[0])
         if "edge_index" not in self.graph:
             raise TypeError("PaddedLoader: graphs must have an edge_index")
         names = [name for name in self.graph.to_dict() if name != "edge_index" and name not in exclude_keys]
         self.levels = {name: _level(name, looked) for name in names}
         if "node" not in self.levels.values() and "num_nodes" not in self.levels:
             raise TypeError("PaddedLoader: graphs must have a node attribute or num_nodes")
+        # A graph counts its nodes by attributes that batches leave out, too.
+        for name in {*self.graph.to_dict()} - {*names, "edge_index"}:
+            try:
+                self.levels[name] = _level(name, looked)
+            except ValueError:
+                del self.graph[name]
 
     def made(self, nodes: int, edges: int) -> Data:
         """A graph of zeros with so many nodes and edges."""

@@ -90,6 +90,7 @@ class Watched:
             for value in self._values_of(self._dataset[place]):
                 if type(value) is Tensor and value.dim() <= 4 and value.layout is torch.strided:
                     tensors.append(value)
+                    others.append(value.requires_grad)
                 else:
                     others.append(value if isinstance(value, (int, float, str)) else type(value))
             others.append(len(tensors))

@@ -1,7 +1,9 @@
 """DGL's twin of PaddedLoader: outputs and gradients of real graphs are those of batches without padding."""
 
 import copy
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,6 +98,34 @@ def test_bad_arguments():
         PaddedLoader([], 1)
     with pytest.raises(TypeError, match="collate_fn cannot be given"):
         PaddedLoader(molecules(3), 1, collate_fn=list)
+    with pytest.raises(TypeError, match="labels must be tensors, .* got NoneType"):
+        PaddedLoader([(g, None) for g, *_ in molecules(3)], 1)
+
+
+class Pair(NamedTuple):
+    one: int
+    two: np.ndarray
+
+
+@pytest.mark.parametrize(
+    "label", [{"y": torch.ones(2), "n": [1.5]}, (3, np.float32(2)), np.ones((2, 3)), Pair(4, np.ones(3))], ids=str
+)
+def test_labels_of_padding_have_the_form_of_others(label):
+    """Labels that DGL collates, in containers and of NumPy, are not packed, and are zero in the padding."""
+    items = [(g, label) for g, *_ in molecules(8)]
+    loader = PaddedLoader(items, 8)
+    _, mine, mask = next(iter(loader))
+    _, theirs = next(iter(GraphDataLoader(items, batch_size=8)))
+    assert "labels 1 are of" in loader.not_packed and mask.sum() == 8
+
+    def tensors(found):
+        if isinstance(found, torch.Tensor):
+            return [found]
+        found = found.values() if isinstance(found, dict) else found
+        return [x for each in found for x in tensors(each)]
+
+    for one, other in zip(tensors(mine), tensors(theirs), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one[:8], other) and not one[8:].any() and len(one) == len(mask)
 
 
 def test_other_loaders_are_dgls_own():

@@ -276,6 +276,15 @@ def test_exclude_keys_leaves_out_what_cannot_be_packed_or_padded():
     assert "kept" not in batch and "ring_index" not in batch
 
 
+def test_padding_has_no_nodes_of_attributes_that_are_left_out():
+    """PyG counts the nodes of a graph by all its attributes, also by those that batches leave out."""
+    graphs = molecules(9)
+    for graph in graphs:
+        graph.pos = torch.ones(graph.num_nodes, 2)
+    _, batch = follow(graphs, 4, exclude_keys=["x"])
+    assert batch.batch.numel() == batch.pos.size(0) == batch.node_mask.numel()
+
+
 def test_sparse_attributes_are_refused():
     with pytest.raises(ValueError, match="adj must be a dense tensor, got torch.sparse_coo"):
         PaddedLoader(changed(sets("adj", lambda g, i: torch.eye(g.num_nodes).to_sparse())), 4)
@@ -330,6 +339,16 @@ def test_a_data_set_that_changes_is_packed_again(change):
         assert list(mine._store._mapping) == list(theirs._store._mapping)
         assert torch.equal(mine.x, theirs.x) and torch.equal(mine.y, theirs.y)
     assert (loader.not_packed is not None) == (change is unpackable)
+
+
+def test_tensors_that_require_a_gradient_from_now_on_are_not_packed():
+    graphs = molecules(8)
+    loader = PaddedLoader(graphs, 4)
+    list(loader)
+    for graph in graphs:
+        graph.x.requires_grad_()
+    next(iter(loader)).x.sum().backward()
+    assert loader.not_packed == "x requires a gradient" and graphs[0].x.grad is not None
 
 
 def test_batches_do_not_share_memory_with_the_packed_arrays():

@@ -1,0 +1,28 @@
+"""The random generators of a call, which a function that is called again must find as the first call did."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Generators:
+    """The states of torch's generators of the CPU and of a device, to go back to."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._states = device, self._now(device)
+
+    @staticmethod
+    def _now(device: torch.device) -> list[torch.Tensor]:
+        cuda = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
+
+    def have_drawn(self) -> bool:
+        """Whether numbers were drawn since."""
+        now = self._now(self._device)
+        return any(not torch.equal(a, b) for a, b in zip(self._states, now))
+
+    def restore(self) -> None:
+        """Sets the generators back."""
+        torch.set_rng_state(self._states[0])
+        if len(self._states) > 1:
+            torch.cuda.set_rng_state(self._states[1], self._device)
