@@ -109,9 +109,12 @@ class Code:
         Args:
             receives: whether the walk goes by the graph's destinations.
         """
+        return self._variant(graph, receives) is not None
+
+    def _variant(self, graph: Graph, receives: bool) -> Optional[_Function]:
         mode = compile_mode()
         if mode == "off" or self.why is not None or graph.device.type != "cpu":
-            return False
+            return None
         wide = walk_arrays(graph, receives).wide
         if (False, wide) not in self._variants:
             if mode == "now":
@@ -121,7 +124,7 @@ class Code:
                 job = threading.Thread(target=self._make, args=(wide,), daemon=True)
                 _jobs.add(job)
                 job.start()
-        return (False, wide) in self._variants
+        return self._variants.get((False, wide))
 
     def run(self, values: dict, graph: Graph, sizes: Sizes, receives: bool) -> Optional[list[Any]]:
         """The walk's sinks, or None if the interpreter has to compute them.
@@ -130,9 +133,10 @@ class Code:
             values: of all nodes that were computed before.
             receives: whether the walk goes by the graph's destinations.
         """
-        if not self.ready(graph, receives) or self._is_double(values) is not False:
+        function = self._variant(graph, receives)
+        if function is None or self._is_double(values) is not False:
             return None
-        return self._variants[False, walk_arrays(graph, receives).wide](values, graph, sizes, receives)
+        return function(values, graph, sizes, receives)
 
     def _is_double(self, values: dict) -> Optional[bool]:
         """Whether floats are float64 though they were not in the trace, or None if some are neither way."""

@@ -102,7 +102,8 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], i
 
 def test_every_layer_has_a_case_that_runs_fused():
     found = set().union(*(layers_of(case, stock) for case in CASES.values()))
-    assert {cls for cls in LAYERS if cls.__module__.startswith("dgl.")} <= found
+    with_kernels = {cls for cls, ours in LAYERS.items() if not hasattr(ours, "_runs_generated")}
+    assert {cls for cls in with_kernels if cls.__module__.startswith("dgl.")} <= found
     for name, case in CASES.items():
         said = edgeless.explain(pair_of(case, stock, fused)[1], *case.inputs)
         assert said, f"{name}: {said}"
