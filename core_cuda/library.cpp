@@ -36,11 +36,11 @@ TORCH_LIBRARY(edgeless, m) {
       "csr_transpose(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor indptr, Tensor "
       "indices, Tensor edge_ids)");
 
-  // Attributes of the graphs of a batch, gathered from those of many graphs that are concatenated along `dims`. Of level
-  // l, the batch has sizes[l] entries; starts [levels, graphs + 1] says where those of every graph begin in the batch,
-  // and begins [levels, graphs] where they do in the columns, whose last entry stands for all behind it. To integers of
-  // a graph its start of level increments[i] is added, where that is not -1. last[i] [.., entries] has the entries of
-  // the last graph instead of the column. All tables are int64. Has no gradients.
+  // Attributes of the graphs of a batch, gathered from those of many graphs that are concatenated along `dims`. Of
+  // level l, the batch has sizes[l] entries; starts [levels, graphs + 1] says where those of every graph begin in the
+  // batch, and begins [levels, graphs] where they do in the columns, whose last entry stands for all behind it. To
+  // integers of a graph its start of level increments[i] is added, where that is not -1. last[i] [.., entries] has the
+  // entries of the last graph instead of the column. All tables are int64. Has no gradients.
   m.def(
       "gather_packed(Tensor[] columns, int[] dims, int[] levels, int[] increments, Tensor?[] last, Tensor starts, "
       "Tensor begins, int[] sizes) -> Tensor[]");
