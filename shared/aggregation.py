@@ -145,7 +145,7 @@ def spmm(
     csc = graph.csc_arrays(weight is not None) if torch.is_grad_enabled() and x.requires_grad else []
     keep_plans(graph, x, weight)
     kernel_out = out_dtype if out_dtype in (x.dtype, parameters) else parameters
-    out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out, graph.max_degrees_at_hand())
+    out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out, graph.cached_max_degrees())
     return cast(out if x.dim() <= 3 else out.view(graph.num_dst, *x.shape[1:]), out_dtype)
 
 
@@ -163,7 +163,7 @@ def sum_of_neighbors(graph, x: Tensor, weight: Optional[Tensor] = None, reduce: 
     degrees = []
     if not x.is_cpu:
         keep_plans(graph, x)
-        degrees = graph.max_degrees_at_hand()
+        degrees = graph.cached_max_degrees()
     return _SPMM(x, None, None, scale, csr, csc, dtype, degrees)
 
 
@@ -237,7 +237,7 @@ def _arg_dtype(graph, ties: str) -> torch.dtype:
     It is int32 while the largest degree is not known without a wait for the GPU. On CUDA the top bit of an argument
     marks an extremum that several edges share; the other bits then count them, and may count the zero of ``scatter``.
     """
-    degree = None if compiling() else graph.max_in_degree_at_hand()
+    degree = None if compiling() else graph.cached_max_in_degree()
     if degree is None:
         return torch.int32
     if graph.device.type == "cuda" and ties != "first":
@@ -315,5 +315,5 @@ def _extremum(graph, x: Tensor, reduce: str, ties: str, fill: float) -> Tensor:
     arg_dtype = _arg_dtype(graph, ties)
     gathers = _gathers_gradient(graph, x, arg_dtype, ties)  # a gather looks up CSC edges by their position in the CSR
     csr, csc = graph.csr_arrays(gathers), graph.csc_with_positions() if gathers else []
-    degrees = [] if x.is_cpu else graph.max_degrees_at_hand()
+    degrees = [] if x.is_cpu else graph.cached_max_degrees()
     return _NEIGHBOR_REDUCE(x, csr, csc, reduce, fill, arg_dtype, ties, degrees)[0]

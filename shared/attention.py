@@ -90,7 +90,7 @@ def attend(
         keep_blocks(graph, src, rows, src.size(1), src.size(2))
     out, stats = torch.ops.edgeless.attention(
         dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out,
-        graph.max_degrees_at_hand(), donate and returned is None,  # the backward of the weights reads the rows again
+        graph.cached_max_degrees(), donate and returned is None,  # the backward of the weights reads the rows again
     )  # fmt: skip
     out = cast(out, out_dtype)
     if returned is None:

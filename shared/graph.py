@@ -433,21 +433,21 @@ class Graph(Keeper):
         """The largest number of in-edges of a destination, 0 without destinations. Kept; waits for the GPU once."""
         return self._max_degrees.of_csr(self)
 
-    def max_in_degree_at_hand(self) -> Optional[int]:
+    def cached_max_in_degree(self) -> Optional[int]:
         """Returns :attr:`max_in_degree` if it is available without waiting for a GPU, else None.
 
         On a GPU the second call starts an asynchronous copy, which a later call finds complete, so that a graph used
         once costs nothing.
         """
-        return self._max_degrees.of_csr_at_hand(self)
+        return self._max_degrees.cached_of_csr(self)
 
-    def max_degrees_at_hand(self) -> list[int]:
+    def cached_max_degrees(self) -> list[int]:
         """Returns the largest degree of :attr:`csr` and of :attr:`csc`, as far as available without waiting for a GPU.
 
         With them, a layer need not search for rows that are split. On a GPU the fourth call starts the asynchronous
         copy, because sampled graphs are rarely used that often.
         """
-        return self._max_degrees.at_hand(self)
+        return self._max_degrees.cached(self)
 
     def degree_scale(self, side: str, power: float, dtype: torch.dtype, isolated: float = 1.0) -> Tensor:
         """Returns ``degree ** power`` of every node, ``isolated`` for degree 0, and keeps it.

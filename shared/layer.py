@@ -122,7 +122,7 @@ def attention_layer(
     seed = seed_tensor(None, x.device) if dropout > 0 else None
     return torch.ops.edgeless.attention_layer(
         x, weights, biases, vectors, row, csr, csc, seed, score, heads, coefficient, dropout,
-        dtype, out_dtype, graph.max_degrees_at_hand(), by_head,
+        dtype, out_dtype, graph.cached_max_degrees(), by_head,
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def sum_layer(
     csr, csc = graph.csr_arrays(weighted), graph.csc_arrays(weighted) if _needs_gradient(x) else []
     by_node = scales(graph, "none", reduce, parameters)
     keep_plans(graph, x, weight)
-    bias, degrees = given[0] if given else None, graph.max_degrees_at_hand()
+    bias, degrees = given[0] if given else None, graph.cached_max_degrees()
     return _SUM_LAYER(x, weights, bias, by_edge, *by_node, csr, csc, dtype, degrees)
 
 

@@ -38,16 +38,16 @@ class MaxDegrees:
             self.known = [int(graph.in_degrees().max()) if graph.num_dst else 0]
         return self.known[0]
 
-    def of_csr_at_hand(self, graph: Graph) -> Optional[int]:
-        """See :meth:`Graph.max_in_degree_at_hand`."""
+    def cached_of_csr(self, graph: Graph) -> Optional[int]:
+        """See :meth:`Graph.cached_max_in_degree`."""
         if graph.device.type != "cuda":
             return self.of_csr(graph)
         if not self.known:
             self._ask(graph, 1)
         return self.known[0] if self.known else None
 
-    def at_hand(self, graph: Graph) -> list[int]:
-        """See :meth:`Graph.max_degrees_at_hand`."""
+    def cached(self, graph: Graph) -> list[int]:
+        """See :meth:`Graph.cached_max_degrees`."""
         if compiling():  # degrees that become known would recompile the program
             return []
         if len(self.known) < 1 + graph.has_csc:

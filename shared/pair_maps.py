@@ -41,7 +41,7 @@ def pair_dot_attention(
     pairs, edges = compact
     heads = k_weight.size(1)
     if q.dtype is k.dtype and _takes_turns(compact, k, v, k_weight, v_weight, k_scale):
-        csr, degrees = edges.csr_arrays(False), edges.max_degrees_at_hand()
+        csr, degrees = edges.csr_arrays(False), edges.cached_max_degrees()
         return torch.ops.edgeless.pair_dot_attention(
             q, k, v, k_weight, v_weight, k_scale, pairs.by_dst, csr, scale, degrees
         )

@@ -63,7 +63,7 @@ def relational_layer(
         edge_weight = edge_weights(graph, edge_weight, reduce, x.dtype)
         by_edge = edge_weight is not None
         by_dst, by_src = pairs.by_dst, pairs.by_src if graded else []
-        csr, degrees = edges.csr_arrays(by_edge), edges.max_degrees_at_hand()
+        csr, degrees = edges.csr_arrays(by_edge), edges.cached_max_degrees()
         csc = edges.csc_arrays(by_edge) if graded else csc
     else:
         by_dst, by_src, edge_weight = pieces_of(graph, fused, reduce, edge_weight, graded, x.dtype)

@@ -112,7 +112,7 @@ class CudaWalk:
         """The values of the walk's sinks."""
         by_receiving = self.walk.end == receiving
         arrays = graph.csr if by_receiving else graph.csc
-        known = graph.max_degrees_at_hand()
+        known = graph.cached_max_degrees()
         longest = known[1 - by_receiving] if len(known) > 1 - by_receiving else -1
         device = arrays[0].device
         made: dict[int, Tensor] = {}  # by the id of items

@@ -266,7 +266,7 @@ def test_built_with_self_loops(num_src, num_dst, dtype):
     for found in (again, of_want):
         assert found._kept is plain._kept is None or torch.equal(found._kept, plain._kept)
     assert again.csr[1].data_ptr() == graph.csr[1].data_ptr()  # nothing was sorted
-    assert again.max_degrees_at_hand() == graph.max_degrees_at_hand()
+    assert again.cached_max_degrees() == graph.cached_max_degrees()
 
 
 def test_with_self_loops():

@@ -70,13 +70,13 @@ def test_a_gpu_is_asked_the_fourth_time_and_nobody_waits():
     try:
         for _ in range(3):
             step("none", graph, x)
-        assert graph._max_degrees.coming is None and graph.max_degrees_at_hand() == []
+        assert graph._max_degrees.coming is None and graph.cached_max_degrees() == []
         assert graph._max_degrees.coming is not None
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
-    assert graph.max_degrees_at_hand() == [int(graph.in_degrees().max()), int(graph.out_degrees().max())]
-    assert graph.max_in_degree_at_hand() == graph.max_in_degree == graph.max_degrees_at_hand()[0]
+    assert graph.cached_max_degrees() == [int(graph.in_degrees().max()), int(graph.out_degrees().max())]
+    assert graph.cached_max_in_degree() == graph.max_in_degree == graph.cached_max_degrees()[0]
 
 
 def test_the_other_direction_is_asked_for_when_it_is_there():
@@ -85,19 +85,19 @@ def test_the_other_direction_is_asked_for_when_it_is_there():
         for _ in range(5):
             functional.spmm(graph, torch.randn(2000, 8, device="cuda"))
     torch.cuda.synchronize()
-    assert graph.max_degrees_at_hand() == [graph.max_in_degree] and not graph.has_csc
+    assert graph.cached_max_degrees() == [graph.max_in_degree] and not graph.has_csc
     graph.csc  # noqa: B018  built on first use
-    graph.max_degrees_at_hand()
+    graph.cached_max_degrees()
     torch.cuda.synchronize()
-    assert graph.max_degrees_at_hand() == [graph.max_in_degree, int(graph.out_degrees().max())]
+    assert graph.cached_max_degrees() == [graph.max_in_degree, int(graph.out_degrees().max())]
 
 
 def test_no_nodes():
     graph = Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 0, 0).to("cuda")
     for _ in range(5):
-        graph.max_degrees_at_hand()
+        graph.cached_max_degrees()
     torch.cuda.synchronize()
-    assert graph.max_degrees_at_hand() == [0]
+    assert graph.cached_max_degrees() == [0]
 
 
 def test_is_not_asked_for_within_a_capture():

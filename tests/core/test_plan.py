@@ -435,7 +435,7 @@ def test_a_call_is_recorded_with_its_backward():
 
 
 @pytest.mark.cuda
-def test_the_device_at_hand():
+def test_the_current_device():
     found = Device.of(torch.device("cuda"))
     properties = torch.cuda.get_device_properties(0)
     assert found.multiprocessors == properties.multi_processor_count and found.l2_bytes == properties.L2_cache_size

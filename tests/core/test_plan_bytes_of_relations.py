@@ -47,7 +47,7 @@ def relational_steps(dtype, k, m, backward, cut=False, mean=None, **given):
 
 @pytest.mark.parametrize("dtype,k,m", [(torch.float32, 64, 8), (torch.bfloat16, 8, 128)])
 def test_sums_over_relations_on_cuda(dtype, k, m, monkeypatch):
-    """Multiplied while they are at hand, products alone are written and read again; else sums are too. Both gradients
+    """Multiplied while they are kept, products alone are written and read again; else sums are too. Both gradients
     are made of one sum.
     """
     said_to_be_on(monkeypatch, H200)

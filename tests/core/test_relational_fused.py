@@ -1,4 +1,4 @@
-"""Sums over relations on CUDA whose products are made while the sums are at hand: widths, hubs, empty relations and
+"""Sums over relations on CUDA whose products are made while the sums are kept: widths, hubs, empty relations and
 rows, infinities, and what falls back to kernels of one thing each.
 """
 

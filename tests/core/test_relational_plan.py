@@ -1,4 +1,4 @@
-"""Where sums over relations are multiplied while they are at hand: one answer for the op, the layers and the reports.
+"""Where sums over relations are multiplied while they are kept: one answer for the op, the layers and the reports.
 
 Without a GPU, for devices as CUDA describes them.
 """
@@ -41,7 +41,7 @@ def expected(capability, dtype, *widths):
 
 @pytest.fixture(params=FAMILIES)
 def capability(request, monkeypatch):
-    """The device at hand is said to be one of these."""
+    """The current device is said to be one of these."""
     monkeypatch.setattr(plan.Device, "of", lambda _: described(request.param))
     plan._known_width.cache_clear()
     yield request.param
@@ -201,7 +201,7 @@ def test_a_program_for_a_gpu_elsewhere_is_traced_as_for_the_largest():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_answer_is_that_of_the_device_at_hand(dtype):
+def test_the_answer_is_that_of_the_current_device(dtype):
     device = torch.device("cuda", torch.cuda.current_device())
     found, known = Device.of(device), torch.cuda.get_device_properties(device)
     assert found.capability == 10 * known.major + known.minor
