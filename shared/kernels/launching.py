@@ -31,7 +31,7 @@ def launch(
 
     Args:
         kernel: the kernel to launch.
-        grid: the number of blocks along x, y and z; one to three values.
+        grid: the number of blocks along x, y and z; one to three values. With none along x the kernel is loaded alone.
         block: threads per block.
         arguments: a tensor for a pointer to its data; for any other parameter a :mod:`ctypes` value of the same size.
         stream: a ``cudaStream_t``, such as ``torch.cuda.current_stream().cuda_stream``.

@@ -229,6 +229,21 @@ def test_a_thread_without_a_context_gets_that_of_the_device(told):
     assert log[:2] == entered  # before code is loaded
 
 
+def test_a_grid_without_blocks_loads_a_kernel_alone(told):
+    said, log = told(
+        """
+        launch(kernel, (0,), 32, numbers)
+        launch(kernel, (3,), 32, numbers, stream=99)
+        """
+    )
+    assert not said and [line.split()[0] for line in log] == [
+        "cuModuleLoadData",
+        "cuModuleGetFunction",
+        "cuLaunchKernelEx",
+    ]
+    assert log[-1].startswith("cuLaunchKernelEx 11 grid 3 1 1")
+
+
 @pytest.mark.parametrize("sizes, found", [("84", "[8, 4]"), ("8", "[8]")])
 def test_arguments_of_other_sizes_are_refused(told, sizes, found):
     said, log = told(
