@@ -8,7 +8,6 @@ graph that records what is computed of all edges (:mod:`edgeless.dgl.recorded_gr
 from __future__ import annotations
 
 import copy
-import threading
 import types
 import weakref
 from typing import Any, Optional
@@ -24,7 +23,7 @@ from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ra
 from edgeless.explanation import Explanation
 from edgeless.graph_checks import compiling
 from edgeless.programs import EDGE, Refused, worth
-from edgeless.programs.layers import OFF, compiling_at_once, generate_choice, refuse_modes
+from edgeless.programs.layers import OFF, GeneratedClasses, compiling_at_once, generate_choice, refuse_modes
 
 from ._framework import DGLGraph
 from .convert import relation_of
@@ -73,8 +72,7 @@ class GeneratedLayer:
         return _rebuild, (base,), self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
 
 
-_MADE: dict[type, type] = {}
-_MAKING = threading.Lock()
+_CLASSES = GeneratedClasses(GeneratedLayer)
 
 
 def generated_class(cls: type, module: Optional[str] = None) -> type:
@@ -84,17 +82,7 @@ def generated_class(cls: type, module: Optional[str] = None) -> type:
         cls: a module whose ``forward()`` takes a graph.
         module: the module that shows the class; by default that of ``cls``.
     """
-    with _MAKING:
-        if cls not in _MADE:
-            body = {
-                "__module__": module or cls.__module__,
-                "__qualname__": cls.__qualname__,
-                "__doc__": cls.__doc__,
-                "stock": cls,
-                "_generated_from": cls,
-            }
-            _MADE[cls] = type(cls)(cls.__name__, (GeneratedLayer, cls), body)
-        return _MADE[cls]
+    return _CLASSES.of(cls, module)
 
 
 def class_to_swap(cls: type) -> Optional[type]:

@@ -8,7 +8,6 @@ slower.
 from __future__ import annotations
 
 import copy
-import threading
 from typing import Any, Optional
 
 import torch
@@ -29,6 +28,7 @@ from edgeless.programs import ProgramCache, Refused, worth
 from edgeless.programs.layers import (
     OFF,
     SEEN,
+    GeneratedClasses,
     check_graph,
     check_settled,
     compiling_at_once,
@@ -165,8 +165,7 @@ def stock_step(layer, step: str):
     return steps[step] or _ORIGINAL[step]
 
 
-_MADE: dict[type, type] = {}
-_MAKING = threading.Lock()
+_CLASSES = GeneratedClasses(GeneratedLayer)
 
 
 def generated_class(cls: type, module: Optional[str] = None) -> type:
@@ -176,17 +175,7 @@ def generated_class(cls: type, module: Optional[str] = None) -> type:
         cls: a subclass of PyG's MessagePassing.
         module: the module that shows the class; by default that of ``cls``.
     """
-    with _MAKING:
-        if cls not in _MADE:
-            body = {
-                "__module__": module or cls.__module__,
-                "__qualname__": cls.__qualname__,
-                "__doc__": cls.__doc__,
-                "stock": cls,
-                "_generated_from": cls,
-            }
-            _MADE[cls] = type(cls)(cls.__name__, (GeneratedLayer, cls), body)
-        return _MADE[cls]
+    return _CLASSES.of(cls, module)
 
 
 def class_to_swap(cls: type) -> Optional[type]:

@@ -14,9 +14,8 @@
 //   own(index, position)         sets this lane's edge of the current window
 //   load(u, index, position)     issues the load of the row of edge u of a batch
 //   choose(b)                    the batch starts at edge b of the window; called by the whole warp
-//   close(b, count, last)        optional: called by the whole warp behind this batch, of which the sub-warp had
-//   `count`
-//                                edges. last: of the window, or of all
+//   close(b, count, last)        optional: called by the whole warp after the batch, of which the sub-warp had `count`
+//                                edges; last: the batch ends the window, or the walk
 //   take(u, offset)              reduces edge u; offset: of the edge from the start of the segment
 //   take_whole(u, offset)        optional: the same where all lanes of the warp take their edge u
 //   begin(row, offset)           starts a segment; offset: of its first edge from the start of the row

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from torch import Tensor
@@ -29,6 +30,35 @@ OFF = "EDGELESS_GENERATE is off"
 SEEN = "a mode of torch that sees every op is active"
 MOST_PROGRAMS = 32  # of one layer
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+class GeneratedClasses:
+    """Makes the classes of layers whose messages the generator runs: a mixin before each layer's class.
+
+    Args:
+        mixin: replaces the stock methods.
+    """
+
+    def __init__(self, mixin: type):
+        self._mixin, self._made, self._making = mixin, {}, threading.Lock()
+
+    def of(self, cls: type, module: Optional[str] = None) -> type:
+        """The class that is ``cls`` with the mixin before it; the same one every time.
+
+        Args:
+            module: the module that shows the class; by default that of ``cls``.
+        """
+        with self._making:
+            if cls not in self._made:
+                body = {
+                    "__module__": module or cls.__module__,
+                    "__qualname__": cls.__qualname__,
+                    "__doc__": cls.__doc__,
+                    "stock": cls,
+                    "_generated_from": cls,
+                }
+                self._made[cls] = type(cls)(cls.__name__, (self._mixin, cls), body)
+            return self._made[cls]
 
 
 def generate_choice() -> str:

@@ -10,7 +10,7 @@ pytest.importorskip("torch_geometric")
 import step_cases
 import torch_geometric.nn as stock
 from step_cases import taped_step
-from test_pyg_loader import GRAPHS, close
+from test_pyg_loader import GRAPHS, bench_step, close
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,7 +25,6 @@ from edgeless.capture_recording import Watch
 from edgeless.dense_rows import DenseRows
 from edgeless.padding import convert_batchnorm, real_rows
 from edgeless.pyg.loader import PaddedLoader
-from edgeless.tools.bench.training import OnMolecules
 from edgeless.tools.bench.training import molecules as bench_molecules
 
 OPTIONS = {
@@ -200,20 +199,7 @@ def test_steps_on_padded_batches_are_captured_and_ask_nothing(name, monkeypatch)
     assert len({batch.num_nodes for batch in batches}) == len({batch.num_graphs for batch in batches}) == 1
     runs = []
     for captures in (False, True):
-        torch.manual_seed(0)
-        net = convert_batchnorm(OnMolecules(name, 28))
-        edgeless.accelerate(net)
-        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-
-        def step(batch, net=net, optimizer=optimizer):
-            optimizer.zero_grad()
-            with real_rows(batch):
-                errors = (net(batch) - batch.y).abs()
-            loss = torch.where(batch.graph_mask, errors, 0).sum() / batch.graph_mask.sum()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
+        net, optimizer, step = bench_step(name)
         handle = taped_step(step, net, optimizer) if captures else step
         runs.append((torch.stack([handle(batch) for batch in batches]), net, handle))
     (losses, net, step), (again, other, handle) = runs

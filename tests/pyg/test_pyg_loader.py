@@ -12,9 +12,11 @@ from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader
 
+import edgeless
 import edgeless.pyg.nn as ours
 from edgeless.padding import BatchNorm1d, Size, Sizes, choose_sizes, convert_batchnorm, pad_edges, real_rows
 from edgeless.pyg.loader import PaddedLoader
+from edgeless.tools.bench.training import OnMolecules
 
 
 def molecules(count=60, seed=0, least=6, most=30):
@@ -33,6 +35,25 @@ def molecules(count=60, seed=0, least=6, most=30):
 
 
 GRAPHS = molecules()
+
+
+def bench_step(name, device="cpu"):
+    """A model of the bench for molecules, its optimizer, and a training step on padded batches."""
+    torch.manual_seed(0)
+    net = convert_batchnorm(OnMolecules(name, 28)).to(device)
+    edgeless.accelerate(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def step(batch):
+        optimizer.zero_grad()
+        with real_rows(batch):
+            errors = (net(batch) - batch.y).abs()
+        loss = torch.where(batch.graph_mask, errors, 0).sum() / batch.graph_mask.sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return net, optimizer, step
 
 
 # The layout ----------------------------------------------------------------------------------------------------------

@@ -7,14 +7,14 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
-from test_pyg_loader import molecules
+from test_pyg_loader import bench_step, molecules
 from torch import nn
 
 import edgeless
 from edgeless.padding import convert_batchnorm, real_rows
 from edgeless.pyg.loader import PaddedLoader
 from edgeless.pyg.nn import GATv2Conv, GINConv
-from edgeless.tools.bench.training import ON_MOLECULES, OnMolecules
+from edgeless.tools.bench.training import ON_MOLECULES
 from edgeless.tools.bench.training import molecules as bench_molecules
 
 pytestmark = pytest.mark.cuda
@@ -119,20 +119,7 @@ def test_the_models_of_the_bench_are_replayed(name, generate, monkeypatch):
     loader = PaddedLoader(bench_molecules("zinc", 640), 32, shuffle=True, drop_last=True, waste=0.5, device="cuda")
     batches, losses = [batch for _ in range(2) for batch in loader], []
     for captures in (False, True):
-        torch.manual_seed(0)
-        net = convert_batchnorm(OnMolecules(name, 28)).cuda()
-        edgeless.accelerate(net)
-        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-
-        def step(batch, net=net, optimizer=optimizer):
-            optimizer.zero_grad()
-            with real_rows(batch):
-                errors = (net(batch) - batch.y).abs()
-            loss = torch.where(batch.graph_mask, errors, 0).sum() / batch.graph_mask.sum()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
+        net, optimizer, step = bench_step(name, "cuda")
         handle = edgeless.capture_step(step, model=net, optimizer=optimizer) if captures else step
         losses.append(torch.stack([handle(batch) for batch in batches]))
     assert torch.allclose(*losses, rtol=1e-3)
