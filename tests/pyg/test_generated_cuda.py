@@ -225,7 +225,17 @@ WIDE = {
 @pytest.mark.parametrize("width", [64, 160])
 @pytest.mark.parametrize("name", WIDE)
 def test_rows_of_many_edges(monkeypatch, name, width, dtype):
-    torch.manual_seed(1)
+    """In 16 bits errors are medians over draws: the terms of a gradient of one number, GENConv's t, may cancel."""
+    ran = runs(monkeypatch)
+    drawn = [errors_of_many_edges(name, width, dtype, seed) for seed in range(1 if dtype is torch.float32 else 5)]
+    assert all(ran) if (name, width) != ("CGConv", 160) else any(ran)  # whose backward takes too many registers
+    mine, theirs = torch.tensor(drawn).median(0).values
+    assert (mine < (1e-5 if dtype is torch.float32 else 2 * theirs + 1e-2)).all(), (mine, theirs)
+
+
+def errors_of_many_edges(name, width, dtype, seed):
+    """Our and the stock layer's errors of every result against float64. A second run of ours has the same bits."""
+    torch.manual_seed(seed)
     layer = WIDE[name](width).double()
     ends = skewed()
     x = torch.randn(3000, width, dtype=torch.float64, requires_grad=True)
@@ -235,17 +245,9 @@ def test_rows_of_many_edges(monkeypatch, name, width, dtype):
     theirs = copy.deepcopy(layer).to("cuda", dtype)
     ours = copy.deepcopy(theirs)
     edgeless.accelerate(ours)
-    ran = runs(monkeypatch)
-    first, second = (results(ours, cast(args, "cuda", dtype), {}) for _ in range(2))
-    assert all(ran) if (name, width) != ("CGConv", 160) else any(ran)  # whose backward takes too many registers
-    assert ran and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    errors = [error(a.cpu().double(), b) for a, b in zip(first, expected, strict=True)]
-    if dtype is torch.float32:
-        assert max(errors) < 1e-5
-    else:
-        given = zip(results(theirs, cast(args, "cuda", dtype), {}), expected, strict=True)
-        bounds = [2 * error(a.cpu().double(), b) + 1e-2 for a, b in given]
-        assert all(mine < bound for mine, bound in zip(errors, bounds, strict=True))
+    first, second, stock_ones = (results(m, cast(args, "cuda", dtype), {}) for m in (ours, ours, theirs))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    return [[error(a.cpu().double(), b) for a, b in zip(r, expected, strict=True)] for r in (first, stock_ones)]
 
 
 @pytest.mark.skipif(host.missing() is not None, reason=f"{host.missing()}")
