@@ -1,4 +1,4 @@
-// A user's choices for `with` blocks (shared/choices.py). A choice belongs to the calling thread; threads of autograd
+// A user's choices for `with` blocks (shared/choices/scoped.py). A choice belongs to the calling thread; threads of autograd
 // inherit it from the thread that called backward(), as they inherit torch's own settings.
 #pragma once
 
@@ -36,7 +36,7 @@ class Choice {
   std::vector<std::string> names_;
 };
 
-// Adds Choice and ChoiceBlock to the module, for shared/choices.py.
+// Adds Choice and ChoiceBlock to the module, for shared/choices/scoped.py.
 void define_choices(pybind11::module_& m);
 
 }  // namespace edgeless

@@ -1,4 +1,4 @@
-// Engines that were measured to be the fastest for an op on one direction of a graph (shared/tuning.py). The graph owns
+// Engines that were measured to be the fastest for an op on one direction of a graph (shared/choices/tuning.py). The graph owns
 // its decisions. Below autograd, an op finds them by the addresses of its index arrays.
 #pragma once
 
@@ -66,7 +66,7 @@ std::optional<Decision> decision_for(at::TensorList csr, const OpShape& shape);
 Engine decided_engine(Engine chosen, at::TensorList csr, const char* op, at::ScalarType dtype, int64_t width,
                       bool weighted, int64_t head_dim = 0);
 
-// Adds Decisions and decision() to the module, for shared/tuning.py.
+// Adds Decisions and decision() to the module, for shared/choices/tuning.py.
 void define_decisions(pybind11::module_& m);
 
 }  // namespace edgeless

@@ -1,4 +1,4 @@
-// The engine that a user chose for a block of code (shared/engines.py).
+// The engine that a user chose for a block of code (shared/choices/engines.py).
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -35,7 +35,7 @@ class OnEngine {
 
 inline bool is_cusparse(Engine engine) { return engine == Engine::cusparse || engine == Engine::cusparse_alg2; }
 
-// Adds to the module what shared/engines.py uses.
+// Adds to the module what shared/choices/engines.py uses.
 void define_engines(pybind11::module_& m);
 
 }  // namespace edgeless

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from edgeless.autocast import rounds_to
-from edgeless.graph_checks import PLAIN
+from edgeless.checks import PLAIN
 from edgeless.programs import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Argument, ProgramCache, Refused, Space
 from edgeless.programs.layers import (
     check_graph,

@@ -19,8 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from edgeless import Graph
 from edgeless.cache import graph_from_object
+from edgeless.choices.gpus import gpu_refusal
 from edgeless.distributed.graph import DistGraph
-from edgeless.gpus import gpu_refusal
 
 from ._framework import DGLError, DGLGraph, heterograph
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
+__path__: list[str] = []  # a package from the start, whose inner modules edgeless.layers.stand_in finds
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
@@ -13,9 +13,9 @@ import torch
 from dgl.dataloading import GraphCollator, GraphDataLoader
 from torch import Tensor
 
-from edgeless.packed import Fetcher, NotPacked
+from edgeless.layers.stand_in import stand_in
 from edgeless.padding import Sizes, choose_sizes, pad_edges
-from edgeless.stand_in import stand_in
+from edgeless.padding.packed import Fetcher, NotPacked
 
 from ._framework import DGLGraph
 from .packed import PackedItems

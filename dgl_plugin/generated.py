@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from edgeless.adapter import named
-from edgeless.backends import current_backend
-from edgeless.call_errors import add_call
-from edgeless.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
-from edgeless.explanation import Explanation
-from edgeless.graph_checks import compiling
+from edgeless.checks import compiling
+from edgeless.choices.backends import current_backend
+from edgeless.layers.adapter import named
+from edgeless.layers.call_errors import add_call
+from edgeless.layers.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
+from edgeless.layers.explanation import Explanation
 from edgeless.programs import EDGE, Refused, worth
 from edgeless.programs.layers import OFF, GeneratedClasses, compiling_at_once, generate_choice, refuse_modes
 

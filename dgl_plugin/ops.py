@@ -15,7 +15,7 @@ DGL adds to source node 0. NaN is never skipped. 16-bit features are summed in f
 
 from __future__ import annotations
 
-__path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
+__path__: list[str] = []  # a package from the start, whose inner modules edgeless.layers.stand_in finds
 
 import inspect
 from collections.abc import Callable
@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from edgeless import Graph, functional
-from edgeless.backends import NotFusedError, current_backend, explain, kernel_refusal
-from edgeless.call_errors import add_call
-from edgeless.calls import REFERENCE, ran_fused, ran_stock
+from edgeless.checks import FLOATS, compiling
+from edgeless.choices.backends import NotFusedError, current_backend, explain, kernel_refusal
 from edgeless.distributed.graph import DistGraph
-from edgeless.graph_checks import FLOATS, compiling
-from edgeless.stand_in import stand_in
+from edgeless.layers.call_errors import add_call
+from edgeless.layers.calls import REFERENCE, ran_fused, ran_stock
+from edgeless.layers.stand_in import stand_in
 
 from ._autocast import as_dgl_reads
 from ._framework import ALL, stock_ops

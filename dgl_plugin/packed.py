@@ -9,8 +9,8 @@ import dgl
 import torch
 from torch import Tensor
 
-from edgeless.packed import Column, NotPacked, PackedGraphs, Watched, in_last, mask_of, refusal
 from edgeless.padding import Padding, pad_edges
+from edgeless.padding.packed import Column, NotPacked, PackedGraphs, Watched, in_last, mask_of, refusal
 
 from ._framework import DGLGraph
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from edgeless.autocast import autocast_dtype, autocasts
-from edgeless.dropout import seed_tensor
+from edgeless.functional.dropout import seed_tensor
 from edgeless.programs import DESTINATION, EDGE, PARAMETER, SOURCE, Refused
 from edgeless.programs.spaces import Sizes
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-__path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
+__path__: list[str] = []  # a package from the start, whose inner modules edgeless.layers.stand_in finds
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from torch import Tensor
 
+from edgeless.layers.stand_in import stand_in
 from edgeless.reordering import inverse, permutations
 from edgeless.reordering import restore as restore_rows
-from edgeless.stand_in import stand_in
 
 from ._framework import DGLError, DGLGraph, heterograph, transforms
 from .convert import to_graph

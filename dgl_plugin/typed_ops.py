@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from edgeless import functional
-from edgeless.adapter import typed_rows_refusals
-from edgeless.backends import NotFusedError, current_backend, explain
-from edgeless.calls import REFERENCE, ran_fused, ran_stock
-from edgeless.graph_checks import INTEGERS, compiling
+from edgeless.checks import INTEGERS, compiling
+from edgeless.choices.backends import NotFusedError, current_backend, explain
+from edgeless.layers.adapter import typed_rows_refusals
+from edgeless.layers.calls import REFERENCE, ran_fused, ran_stock
 
 from ._autocast import as_products_read
 from ._framework import stock_ops

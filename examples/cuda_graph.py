@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import edgeless
-from edgeless.backends import kernel_refusal
+from edgeless.choices.backends import kernel_refusal
 from edgeless.functional import gatv2_attention
 
 NODES, EDGES, STEPS = 2_000, 10_000, 200

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data.data import BaseData
 
-from edgeless.capture_batches import register_batch
+from edgeless.capture.batches import register_batch
 
 # What a batch has to be taken apart into graphs again, on the CPU; a captured step cannot do that.
 _OF_PARTS = ("_slice_dict", "_inc_dict")

@@ -13,15 +13,15 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.dense.linear import Linear
 
 from edgeless import _C
-from edgeless.adapter import FusedLayer, inference_refusal, is_plain
 from edgeless.autocast import autocasts, rounds_to
-from edgeless.backends import ONNX_REFUSAL, kernel_refusal
+from edgeless.checks import FLOATS, PLAIN, compiling, exporting_to_onnx
+from edgeless.choices.backends import ONNX_REFUSAL, kernel_refusal
 from edgeless.distributed.graph import DistGraph
-from edgeless.functional_checks import promoted
-from edgeless.graph import Graph
-from edgeless.graph_checks import FLOATS, PLAIN, compiling, exporting_to_onnx
-from edgeless.layer import attention_layer
-from edgeless.projection import add_row, add_row_to_heads, project
+from edgeless.functional.checks import promoted
+from edgeless.functional.layer import attention_layer
+from edgeless.functional.projection import add_row, add_row_to_heads, project
+from edgeless.graph.handle import Graph
+from edgeless.layers.adapter import FusedLayer, inference_refusal, is_plain
 
 from .convert import (
     SPARSE,
@@ -253,11 +253,11 @@ class FusedConv(Scriptable, FusedLayer):
 
     @staticmethod
     def _project(x: Tensor, *linears: torch.nn.Module, joined: int = 0, heads: Sequence[int] = ()) -> list[Tensor]:
-        """The results of linear maps of one input, see :func:`edgeless.projection.project`."""
+        """The results of linear maps of one input, see :func:`edgeless.functional.projection.project`."""
         return project(x, *linears, kinds=LINEAR, joined=joined, heads=heads)
 
     def _layer(self, graph: Graph, score: str, x: Tensor, linears, vectors, row, coefficient) -> Optional[Tensor]:
-        """The whole layer with heads concatenated, or None, see :func:`edgeless.layer.attention_layer`."""
+        """The whole layer with heads concatenated, or None, see :func:`edgeless.functional.layer.attention_layer`."""
         return attention_layer(
             graph,
             score,

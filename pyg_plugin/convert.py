@@ -18,11 +18,11 @@ from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value
 
 from edgeless import cache
-from edgeless.aggregation import spmm
+from edgeless.checks import STAND_INS, compiling
 from edgeless.distributed.graph import DistGraph
-from edgeless.graph import Graph
-from edgeless.graph_cache import graph_of_edge_index
-from edgeless.graph_checks import STAND_INS, compiling
+from edgeless.functional.aggregation import spmm
+from edgeless.graph.handle import Graph
+from edgeless.graph.weak_cache import graph_of_edge_index
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
 _EDGE_LISTS = (Tensor, *STAND_INS)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from edgeless import cache
-from edgeless.graph import Graph
-from edgeless.graph_checks import check_ids
+from edgeless.checks import check_ids
+from edgeless.graph.handle import Graph
 
 # Most values in the products, with several heads and with one, where the other way is one op; and most products for an
 # edge (docs/decisions/0066).

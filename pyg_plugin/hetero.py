@@ -13,11 +13,11 @@ from torch_geometric.typing import SparseTensor
 
 from edgeless import _C
 from edgeless.cache import graph_for
-from edgeless.graph import Graph
-from edgeless.graph_checks import compiling
-from edgeless.hetero_sum import Relation, join_edges, join_relations
-from edgeless.projection import PLAIN
-from edgeless.typed_graph import TypedGraph
+from edgeless.checks import compiling
+from edgeless.functional.projection import PLAIN
+from edgeless.graph.handle import Graph
+from edgeless.graph.typed import TypedGraph
+from edgeless.layers.hetero_sum import Relation, join_edges, join_relations
 
 
 def joined_graph(

@@ -9,10 +9,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, fx
 
-from edgeless.backends import current_backend
-from edgeless.calls import ran_fused
-from edgeless.graph_checks import compiling
-from edgeless.hetero_sum import FEW_RELATIONS
+from edgeless.checks import compiling
+from edgeless.choices.backends import current_backend
+from edgeless.layers.calls import ran_fused
+from edgeless.layers.hetero_sum import FEW_RELATIONS
 
 from .nn.graph_conv import GraphConv
 from .nn.hetero_conv import HeteroConv

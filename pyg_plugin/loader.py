@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
+__path__: list[str] = []  # a package from the start, whose inner modules edgeless.layers.stand_in finds
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
-from edgeless.graph_checks import as_device
-from edgeless.packed import Fetcher, NotPacked
+from edgeless.checks import as_device
+from edgeless.layers.stand_in import stand_in
 from edgeless.padding import Sizes, choose_sizes, pad_edges
-from edgeless.stand_in import stand_in
+from edgeless.padding.packed import Fetcher, NotPacked
 
 from .packed import MASKS, PackedData
 

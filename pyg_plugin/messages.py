@@ -15,7 +15,7 @@ from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
 from edgeless.autocast import rounds_to
-from edgeless.graph_checks import PLAIN
+from edgeless.checks import PLAIN
 from edgeless.programs import EDGE, FIRST, PARAMETER, Argument, Refused, Sizes, Space
 from edgeless.programs.keys import globals_key, module_key, value_key
 

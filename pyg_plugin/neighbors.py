@@ -11,17 +11,17 @@ from torch.nn import Module
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
-from edgeless.adapter import is_plain
-from edgeless.aggregation import extremum_of_neighbors, sum_of_neighbors
 from edgeless.autocast import autocasts
+from edgeless.checks import compiling
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import spmm
-from edgeless.graph import Graph
-from edgeless.graph_checks import compiling
-from edgeless.graph_rows import receiving
-from edgeless.layer import sum_layer
-from edgeless.map_order import maps_first, narrows
-from edgeless.projection import add, add_row, product, products, project_sum
+from edgeless.functional.aggregation import extremum_of_neighbors, sum_of_neighbors
+from edgeless.functional.layer import sum_layer
+from edgeless.functional.map_order import maps_first, narrows
+from edgeless.functional.projection import add, add_row, product, products, project_sum
+from edgeless.graph.handle import Graph
+from edgeless.graph.rows import receiving
+from edgeless.layers.adapter import is_plain
 
 from .conv import LINEAR, PLAIN, is_plain_float, num_dst_of, pair, sizes_of
 from .convert import SPARSE, EdgeList, Handle, SparseMatrix, SparseStorage, kind_of

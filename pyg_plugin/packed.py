@@ -12,8 +12,18 @@ from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.data import Dataset as GraphDataset
 from torch_geometric.typing import SparseTensor, TensorFrame
 
-from edgeless.packed import Column, Gathered, NotPacked, PackedGraphs, Watched, graph_of, in_last, mask_of, refusal
 from edgeless.padding import Padding, pad_edges
+from edgeless.padding.packed import (
+    Column,
+    Gathered,
+    NotPacked,
+    PackedGraphs,
+    Watched,
+    graph_of,
+    in_last,
+    mask_of,
+    refusal,
+)
 
 __all__ = ["MASKS", "PackedData"]
 

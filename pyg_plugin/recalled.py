@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from edgeless import _C
-from edgeless.backends import current_backend, transform_refusal
-from edgeless.graph import Graph
-from edgeless.graph_cache import graph_of_edge_index
+from edgeless.capture.watching import is_seen
+from edgeless.choices.backends import current_backend, transform_refusal
+from edgeless.graph.handle import Graph
+from edgeless.graph.weak_cache import graph_of_edge_index
 from edgeless.programs import EDGE, PARAMETER, SOURCE, ProgramCache
 from edgeless.programs.keys import note, taking_notes
-from edgeless.watching import is_seen
 
 from .conv import _HOOKS
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from edgeless import cache
+from edgeless.checks import check_ids, compiling, plain_tensor
 from edgeless.distributed.graph import DistGraph
-from edgeless.graph import Graph
-from edgeless.graph_checks import check_ids, compiling, plain_tensor
-from edgeless.typed_graph import TypedGraph, typed_graph_for
+from edgeless.graph.handle import Graph
+from edgeless.graph.typed import TypedGraph, typed_graph_for
 
 from .conv import PLAIN
 from .convert import Handle, Part, SparseMatrix, SparseStorage, check_flow, kind_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
+__path__: list[str] = []  # a package from the start, whose inner modules edgeless.layers.stand_in finds
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -17,10 +17,10 @@ from torch_geometric.transforms import BaseTransform
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse, select
 
-from edgeless.graph_checks import check_ids, plain_tensor
+from edgeless.checks import check_ids, plain_tensor
+from edgeless.layers.stand_in import stand_in
 from edgeless.reordering import inverse, permutations
 from edgeless.reordering import restore as restore_rows
-from edgeless.stand_in import stand_in
 
 if TYPE_CHECKING:
     from torch_geometric.transforms import *  # noqa: F403

@@ -15,20 +15,20 @@ from . import (
     functional,
     reference,
     reordering,
-    stand_in,  # noqa: F401  inner modules of adapters can be found from now on
 )
-from .accelerate import accelerate
-from .adapter import FusedLayer
-from .backends import NotFusedError, backend, explain
 from .cache import cache_info, clear_cache, set_cache_limit
-from .calls import Report, report
-from .capture import Capture, capture
-from .capture_step import CapturedStep, capture_step
-from .engines import engine
-from .explanation import Explanation, ModelExplanation
-from .graph import Graph
+from .capture.model import Capture, capture
+from .capture.step import CapturedStep, capture_step
+from .choices.backends import NotFusedError, backend, explain
+from .choices.engines import engine
+from .graph.handle import Graph
+from .graph.typed import TypedGraph
+from .layers import stand_in  # noqa: F401  inner modules of adapters can be found from now on
+from .layers.accelerate import accelerate
+from .layers.adapter import FusedLayer
+from .layers.calls import Report, report
+from .layers.explanation import Explanation, ModelExplanation
 from .prefetch import prefetch
-from .typed_graph import TypedGraph
 
 __all__ = [
     "Capture",

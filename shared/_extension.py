@@ -37,7 +37,7 @@ except ImportError as error:
     ) from error
 
 
-provided = 0  # kernels that were loaded, for captures (shared/capture_recording.py)
+provided = 0  # kernels that were loaded, for captures (shared/capture/model_recording.py)
 
 
 def _provide(header: str, expression: str, architecture: int) -> tuple[bytes, str]:

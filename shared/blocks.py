@@ -1,9 +1,9 @@
-"""Files of a graph's weighted sparse blocks (:mod:`edgeless.wsb`), and an estimate of their size before they are built.
+"""Files of a graph's weighted sparse blocks (:mod:`edgeless.graph.wsb`), and an estimate of their size.
 
 Blocks can be built without a GPU and are the same on every device. One safetensors file holds those of both
-directions: ``by_dst.first``, ``.order``, ``.columns`` and ``.bits`` of :class:`edgeless.wsb.Blocks`, and the same of
-``by_src`` unless one array of neighbours serves both directions. The metadata hold the format and its version, the
-graph's sizes and fingerprint, and a fingerprint of the tensors.
+directions: ``by_dst.first``, ``.order``, ``.columns`` and ``.bits`` of :class:`edgeless.graph.wsb.Blocks`, and the
+same of ``by_src`` unless one array of neighbours serves both directions. The metadata hold the format and its version,
+the graph's sizes and fingerprint, and a fingerprint of the tensors.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from .fingerprint import Fingerprint
-from .graph import Graph
-from .tensor_files import opened, safetensors, write
-from .wsb import COLUMNS, HEIGHT, Blocks, WsbFormat, blocks_of, num_listed
+from .files.tensor_files import opened, safetensors, write
+from .graph.fingerprint import Fingerprint
+from .graph.handle import Graph
+from .graph.wsb import COLUMNS, HEIGHT, Blocks, WsbFormat, blocks_of, num_listed
 
 __all__ = ["load", "num_bytes", "save"]
 

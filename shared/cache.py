@@ -1,4 +1,4 @@
-"""The functions by which layers get the cached :class:`Graph` of a user's object (:mod:`edgeless.graph_cache`)."""
+"""The functions by which layers get the cached :class:`Graph` of a user's object (:mod:`edgeless.graph.weak_cache`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, Optional
 
 from torch import Tensor
 
-from .graph import Graph
-from .graph_cache import (
+from .checks import check_edge_index, compiling, plain_tensor
+from .graph.handle import Graph
+from .graph.program_cache import caches, graph_in_program
+from .graph.weak_cache import (
     CacheInfo,
     GraphCache,
     cache_info,
@@ -17,8 +19,6 @@ from .graph_cache import (
     graph_of_edge_index,
     set_cache_limit,
 )
-from .graph_checks import check_edge_index, compiling, plain_tensor
-from .program_cache import caches, graph_in_program
 
 __all__ = [
     "CacheInfo",

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .graph_checks import as_device
+from .checks import as_device
 
 __all__ = ["prefetch"]
 

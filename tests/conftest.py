@@ -49,7 +49,7 @@ def short_turns(monkeypatch):
 @pytest.fixture
 def changed(monkeypatch):
     """Records whether layers change the order of their map and sum, which is allowed for small graphs on CUDA too."""
-    from edgeless import map_order
+    from edgeless.functional import map_order
 
     answers, pays = [], map_order._pays
 

@@ -1,5 +1,5 @@
 // Decides whether two calls of a captured model are equal, in the common case that their arguments are plain and
-// nothing of the model has changed. shared/capture_keys.py says what has to be equal and why. The checks of every call
+// nothing of the model has changed. shared/capture/keys.py says what has to be equal and why. The checks of every call
 // are here, because in Python they take longer than the replay.
 #include "call_key.h"
 
@@ -42,7 +42,7 @@ class CallKey {
  public:
   explicit CallKey(int64_t device) : device_(device) {}
 
-  // Returns false if the value is not plain, so that shared/capture_keys.py must decide.
+  // Returns false if the value is not plain, so that shared/capture/keys.py must decide.
   bool add(PyObject* value) {
     if (THPVariable_CheckExact(value)) return add_tensor(value);
     if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
@@ -144,7 +144,7 @@ class Values {
   std::vector<PyObject*> now_;
 };
 
-// The checks that State of shared/capture_keys.py makes in every call. The State owns this object and all that it
+// The checks that State of shared/capture/keys.py makes in every call. The State owns this object and all that it
 // points to.
 class ModelState {
  public:

@@ -1,5 +1,5 @@
 // A call of a captured model as one autograd node. Python records forward and backward as CUDA graphs
-// (shared/capture_recording.py). The replay is nearly all that the host does in a step, so it avoids an autograd
+// (shared/capture/model_recording.py). The replay is nearly all that the host does in a step, so it avoids an autograd
 // function in Python.
 #include "recorded_call.h"
 

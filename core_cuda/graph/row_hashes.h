@@ -1,4 +1,4 @@
-// Row hashes of integer tables, for shared/fingerprint.py.
+// Row hashes of integer tables, for shared/graph/fingerprint.py.
 #pragma once
 
 #include <ATen/core/Tensor.h>

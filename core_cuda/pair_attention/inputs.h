@@ -8,7 +8,7 @@
 
 namespace edgeless {
 
-// The index arrays of shared/pair_attention.py, in the order given there.
+// The index arrays of shared/functional/pair_attention.py, in the order given there.
 struct PairWalks {
   static constexpr size_t kSize = 18;
   at::TensorList all;

@@ -39,7 +39,7 @@ struct RowBlocks {
 };
 
 // Most elements of a map's input or result for which a plain product takes less time than preparing the kernels below
-// (docs/decisions/0066). shared/projection.py knows this number as _FEW.
+// (docs/decisions/0066). shared/functional/projection.py knows this number as _FEW.
 constexpr int64_t kFew = int64_t{1} << 17;
 
 // Returns whether a sum of maps has few rows. Of 16-bit types the sum would be rounded after every map.

@@ -1,5 +1,5 @@
 // What a graph caches for cuSPARSE: its index arrays, matrix values, and plans (descriptors with a workspace). The
-// graph owns the cache (shared/engines.py); ops find it, below autograd, by the arrays they are given.
+// graph owns the cache (shared/choices/engines.py); ops find it, below autograd, by the arrays they are given.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// The weighted sparse blocks (WSB) of a graph, built by shared/wsb.py and owned by the graph. Ops find them, below
+// The weighted sparse blocks (WSB) of a graph, built by shared/graph/wsb.py and owned by the graph. Ops find them, below
 // autograd, by the index arrays they are given.
 #pragma once
 

@@ -4,8 +4,8 @@ Layers without kernels of their own have their messages generated where a progra
 elsewhere. Every other name is DGL's own object, here and in submodules such as ``edgeless.dgl.nn.pytorch``.
 """
 
-from edgeless.backends import register_family, register_layer
-from edgeless.stand_in import stand_in
+from edgeless.choices.backends import register_family, register_layer
+from edgeless.layers.stand_in import stand_in
 
 from .. import ops as _ops  # noqa: F401  registers the replaced functions of dgl.ops, which dgl.nn exports too
 from .._framework import stock, stock_hetero, stock_linear

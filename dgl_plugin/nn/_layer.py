@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from edgeless import FusedLayer, Graph
-from edgeless.adapter import inference_refusal, is_plain
 from edgeless.autocast import autocasts
-from edgeless.backends import current_backend, kernel_refusal
+from edgeless.checks import FLOATS, compiling
+from edgeless.choices.backends import current_backend, kernel_refusal
 from edgeless.distributed.graph import DistGraph
-from edgeless.graph_checks import FLOATS, compiling
-from edgeless.layer import attention_layer
+from edgeless.functional.layer import attention_layer
+from edgeless.layers.adapter import inference_refusal, is_plain
 
 from ..convert import Relation, relation_of, to_dgl
 from ..deferred import computed, watched_calls
@@ -129,7 +129,8 @@ class DGLLayer(FusedLayer):
         self, graph: Graph, score: str, x: Tensor, linears, vectors, row: Optional[Tensor], coefficient, dropout=0.0
     ) -> Optional[Tensor]:
         """The layer up to its activation in one op: ``[N, H, C]`` for ``x`` ``[N, F]``, the features of both sources
-        and destinations. None if its steps have to run one by one. See :func:`edgeless.layer.attention_layer`.
+        and destinations. None if its steps have to run one by one. See
+        :func:`edgeless.functional.layer.attention_layer`.
         """
         return attention_layer(
             graph,

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from edgeless import Graph
 from edgeless.cache import graph_for
-from edgeless.functional_checks import promoted
-from edgeless.graph_checks import as_index
-from edgeless.relational import rows_by_type
+from edgeless.checks import as_index
+from edgeless.functional.checks import promoted
+from edgeless.functional.relational import rows_by_type
 
 
 class NodeTypes(NamedTuple):

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from edgeless import Graph, TypedGraph
 from edgeless.distributed.graph import DistGraph
-from edgeless.typed_graph import typed_graph_for
+from edgeless.graph.typed import typed_graph_for
 
 Handle = Union[Graph, DistGraph]
 

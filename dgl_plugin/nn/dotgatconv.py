@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from edgeless.functional import dot_attention
-from edgeless.projection import project
+from edgeless.functional.projection import project
 
 from .._framework import stock
 from ._layer import DGLLayer, destinations

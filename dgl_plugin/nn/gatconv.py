@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from edgeless.autocast import autocasts
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gat_attention
-from edgeless.projection import add_row, node_logits, project_with_logits
+from edgeless.functional.projection import add_row, node_logits, project_with_logits
 
 from .._framework import stock
 from ..convert import relation_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from edgeless.adapter import is_plain
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gatv2_attention
-from edgeless.projection import are_own_rows, project
+from edgeless.functional.projection import are_own_rows, project
+from edgeless.layers.adapter import is_plain
 
 from .._framework import stock
 from ._layer import DGLLayer, destinations, with_residual

@@ -7,8 +7,8 @@ from typing import Optional
 import torch
 
 from edgeless.functional import neighbor_reduce, spmm
-from edgeless.map_order import first_map, maps_first
-from edgeless.projection import add_row, product
+from edgeless.functional.map_order import first_map, maps_first
+from edgeless.functional.projection import add_row, product
 
 from .._autocast import as_dgl_reads
 from .._framework import stock
@@ -25,7 +25,7 @@ class GINConv(DGLLayer, stock.GINConv):
     .. math:: o_i = f\bigl((1 + \epsilon)\, x_i + \operatorname{aggregate}(\{x_j\})\bigr)
 
     A maximum with ``edge_weight`` runs the upstream layer. If f begins with a linear map to fewer columns, rows are
-    mapped before they are summed (:mod:`edgeless.map_order`). float32, float64, bfloat16, float16.
+    mapped before they are summed (:mod:`edgeless.functional.map_order`). float32, float64, bfloat16, float16.
     """
 
     _ops = ("spmm", "sddmm", "neighbor_reduce")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from edgeless.autocast import autocasts
 from edgeless.functional import spmm
-from edgeless.map_order import sums_first
-from edgeless.projection import add_row, product
+from edgeless.functional.map_order import sums_first
+from edgeless.functional.projection import add_row, product
 
 from .._autocast import as_dgl_reads
 from .._framework import stock
@@ -29,7 +29,7 @@ class GraphConv(DGLLayer, stock.GraphConv):
 
     All options of the upstream constructor are covered. As upstream, rows are summed on the narrower side of :math:`W`,
     except for features without gradient and blocks of few destinations, where summing first is profitable
-    (:mod:`edgeless.map_order`). float32, float64, bfloat16, float16.
+    (:mod:`edgeless.functional.map_order`). float32, float64, bfloat16, float16.
     """
 
     _ops = ("spmm", "sddmm")

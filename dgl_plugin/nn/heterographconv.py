@@ -9,15 +9,15 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from edgeless.adapter import inference_refusal, is_plain, named
 from edgeless.autocast import autocasts
-from edgeless.backends import current_backend, explain, kernel_refusal
 from edgeless.cache import graph_from_object
-from edgeless.calls import ran_fused
-from edgeless.graph_checks import compiling, opmath_dtype
-from edgeless.hetero_sum import FEW_RELATIONS, Target, join_edges, sum_of_layers
-from edgeless.projection import PLAIN
-from edgeless.typed_graph import TypedGraph
+from edgeless.checks import compiling, opmath_dtype
+from edgeless.choices.backends import current_backend, explain, kernel_refusal
+from edgeless.functional.projection import PLAIN
+from edgeless.graph.typed import TypedGraph
+from edgeless.layers.adapter import inference_refusal, is_plain, named
+from edgeless.layers.calls import ran_fused
+from edgeless.layers.hetero_sum import FEW_RELATIONS, Target, join_edges, sum_of_layers
 
 from .._framework import DGLGraph, stock_hetero
 from .graphconv import GraphConv

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from edgeless.adapter import is_plain, typed_rows_refusals
 from edgeless.autocast import rounds_to
-from edgeless.pair_maps import pair_dot_attention
+from edgeless.functional.pair_maps import pair_dot_attention
+from edgeless.layers.adapter import is_plain, typed_rows_refusals
 
 from .._framework import stock
 from ..convert import relation_of

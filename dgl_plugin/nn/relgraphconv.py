@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from edgeless import Graph
-from edgeless.adapter import is_plain
 from edgeless.autocast import autocasts, rounds_to
 from edgeless.functional import relational_sum
-from edgeless.functional_checks import promoted
-from edgeless.projection import add_map
-from edgeless.relational_layer import relational_layer
+from edgeless.functional.checks import promoted
+from edgeless.functional.projection import add_map
+from edgeless.functional.relational_layer import relational_layer
+from edgeless.layers.adapter import is_plain
 
 from .._framework import stock
 from ..convert import Relation, relation_of

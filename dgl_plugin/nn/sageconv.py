@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from edgeless.adapter import is_plain
+from edgeless.checks import opmath_dtype
 from edgeless.functional import neighbor_reduce, spmm
-from edgeless.functional_checks import promoted
-from edgeless.graph_checks import opmath_dtype
-from edgeless.layer import sum_layer
-from edgeless.map_order import sums_first
-from edgeless.projection import add, pays, project, project_sum
+from edgeless.functional.checks import promoted
+from edgeless.functional.layer import sum_layer
+from edgeless.functional.map_order import sums_first
+from edgeless.functional.projection import add, pays, project, project_sum
+from edgeless.layers.adapter import is_plain
 
 from .._autocast import as_dgl_reads
 from .._framework import stock
@@ -30,8 +30,8 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
     with the aggregators mean, gcn (the mean over the node and its neighbours, without the first term) and pool (the
     maximum of :math:`\mathrm{ReLU}(W_{pool} x_j + b)`). ``lstm`` and ``pool`` with ``edge_weight`` run the
     upstream layer. As upstream, rows are summed on the narrower side of :math:`W_{neigh}`, except for features without
-    gradient and blocks of few destinations, where summing first is profitable (:mod:`edgeless.map_order`). float32,
-    float64, bfloat16, float16.
+    gradient and blocks of few destinations, where summing first is profitable
+    (:mod:`edgeless.functional.map_order`). float32, float64, bfloat16, float16.
     """
 
     _ops = ("spmm", "sddmm", "neighbor_reduce")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from edgeless import FusedLayer
-from edgeless.adapter import typed_rows_refusals
+from edgeless.checks import compiling
 from edgeless.functional import gather_mm
-from edgeless.graph_checks import compiling
+from edgeless.layers.adapter import typed_rows_refusals
 
 from .._autocast import as_products_read
 from .._framework import stock_linear

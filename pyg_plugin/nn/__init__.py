@@ -8,8 +8,8 @@ Calls that the kernels do not support run the upstream forward; ``edgeless.expla
 from torch_geometric.nn import conv as _conv
 from torch_geometric.nn.conv import MessagePassing as _StockMessagePassing
 
-from edgeless.backends import register_family, register_layer
-from edgeless.stand_in import stand_in
+from edgeless.choices.backends import register_family, register_layer
+from edgeless.layers.stand_in import stand_in
 
 from ..generated import MessagePassing, class_to_swap, generated_class
 from ..joined import join

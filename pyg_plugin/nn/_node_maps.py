@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_geometric.nn.dense import linear
 from torch_geometric.nn.parameter_dict import ParameterDict
 
-from edgeless.adapter import is_plain
-from edgeless.graph_checks import compiling
+from edgeless.checks import compiling
+from edgeless.layers.adapter import is_plain
 
 from ..conv import LINEAR, PLAIN
 from .hetero_linear import HeteroDictLinear

@@ -4,7 +4,7 @@ by group. Every other name is PyG's own object.
 
 from __future__ import annotations
 
-__path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
+__path__: list[str] = []  # a package from the start, whose inner modules edgeless.layers.stand_in finds
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from torch_geometric.nn import aggr as _stock
 
 from edgeless import cache
-from edgeless.adapter import FusedLayer
-from edgeless.backends import kernel_refusal
+from edgeless.checks import compiling
+from edgeless.choices.backends import kernel_refusal
 from edgeless.functional import neighbor_reduce
-from edgeless.graph import Graph
-from edgeless.graph_checks import compiling
-from edgeless.stand_in import stand_in
+from edgeless.graph.handle import Graph
+from edgeless.layers.adapter import FusedLayer
+from edgeless.layers.stand_in import stand_in
 
 from ..conv import PLAIN, Scriptable, is_plain_float, tracing_refusals
 from ..convert import for_stock

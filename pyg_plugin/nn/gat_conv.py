@@ -11,8 +11,8 @@ from torch_geometric.nn.conv import gat_conv
 
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gat_attention
-from edgeless.graph import Graph
-from edgeless.projection import node_logits, project_with_logits
+from edgeless.functional.projection import node_logits, project_with_logits
+from edgeless.graph.handle import Graph
 
 from ..conv import LINEAR, FusedConv, num_dst_of, pair, sizes_of
 from ..convert import kind_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch_geometric.nn.conv import gatv2_conv
 
-from edgeless.adapter import is_plain
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gatv2_attention
-from edgeless.projection import are_own_rows
+from edgeless.functional.projection import are_own_rows
+from edgeless.layers.adapter import is_plain
 
 from ..conv import LINEAR, FusedConv, pair
 from ..convert import kind_of

@@ -10,13 +10,13 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.typing import SparseTensor
 
-from edgeless.adapter import is_plain
+from edgeless.checks import normal_tensors, opmath_dtype, plain_tensor
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import sddmm_dot, spmm
-from edgeless.graph import Graph
-from edgeless.graph_checks import normal_tensors, opmath_dtype, plain_tensor
-from edgeless.map_order import sums_first
-from edgeless.projection import add_row
+from edgeless.functional.map_order import sums_first
+from edgeless.functional.projection import add_row
+from edgeless.graph.handle import Graph
+from edgeless.layers.adapter import is_plain
 
 from ..conv import LINEAR, FusedConv
 from ..convert import SPARSE, SparseMatrix, SparseStorage, for_stock, kind_of

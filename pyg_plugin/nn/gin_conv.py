@@ -12,10 +12,10 @@ from torch.nn import Identity, Module, ModuleList, Sequential
 from torch_geometric.nn.conv import gin_conv
 from torch_geometric.nn.models import MLP
 
-from edgeless.adapter import is_plain
-from edgeless.graph_checks import compiling
-from edgeless.map_order import first_map, maps_first, narrows
-from edgeless.projection import add_row, product
+from edgeless.checks import compiling
+from edgeless.functional.map_order import first_map, maps_first, narrows
+from edgeless.functional.projection import add_row, product
+from edgeless.layers.adapter import is_plain
 
 from ..conv import LINEAR, PLAIN, FusedConv, pair
 from ..convert import SPARSE, kind_of

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import gps_conv
 
-from edgeless.adapter import named
-from edgeless.backends import current_backend, explain
-from edgeless.dense_rows import DenseRows
+from edgeless.choices.backends import current_backend, explain
+from edgeless.layers.adapter import named
 from edgeless.padding import dense_rows_of
+from edgeless.padding.dense_rows import DenseRows
 
 
 class GPSConv(gps_conv.GPSConv):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import hetero_conv
 
-from edgeless.adapter import is_plain, named
 from edgeless.autocast import autocasts
-from edgeless.backends import current_backend, explain, kernel_refusal
-from edgeless.calls import ran_fused
-from edgeless.graph_checks import compiling
-from edgeless.hetero_sum import FEW_RELATIONS, Target, sum_of_layers
+from edgeless.checks import compiling
+from edgeless.choices.backends import current_backend, explain, kernel_refusal
+from edgeless.layers.adapter import is_plain, named
+from edgeless.layers.calls import ran_fused
+from edgeless.layers.hetero_sum import FEW_RELATIONS, Target, sum_of_layers
 
 from ..conv import LINEAR, PLAIN
 from ..hetero import joined_graph

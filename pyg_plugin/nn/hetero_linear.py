@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.dense import linear
 
-from edgeless.adapter import FusedLayer, inference_refusal, is_plain, typed_rows_refusals
 from edgeless.autocast import rounds_to
-from edgeless.backends import transform_refusal
+from edgeless.choices.backends import transform_refusal
 from edgeless.functional import gather_mm
-from edgeless.projection import project
+from edgeless.functional.projection import project
+from edgeless.layers.adapter import FusedLayer, inference_refusal, is_plain, typed_rows_refusals
 
 from ..conv import LINEAR, Scriptable, is_plain_float, tracing_refusals
 

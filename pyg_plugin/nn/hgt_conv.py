@@ -13,11 +13,11 @@ from torch_geometric.nn.dense import linear
 from torch_geometric.typing import SparseTensor
 
 from edgeless import _C
-from edgeless.adapter import inference_refusal, is_plain
 from edgeless.autocast import rounds_to
-from edgeless.backends import kernel_refusal
-from edgeless.graph_checks import compiling
-from edgeless.pair_maps import pair_dot_attention
+from edgeless.checks import compiling
+from edgeless.choices.backends import kernel_refusal
+from edgeless.functional.pair_maps import pair_dot_attention
+from edgeless.layers.adapter import inference_refusal, is_plain
 
 from ..conv import PLAIN, FusedConv, is_plain_float
 from ..convert import for_stock

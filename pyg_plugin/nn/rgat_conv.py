@@ -9,18 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import rgat_conv
 
-from edgeless.adapter import inference_refusal
 from edgeless.autocast import autocasts, rounds_to
-from edgeless.backends import kernel_refusal
+from edgeless.checks import compiling, opmath_dtype
+from edgeless.choices.backends import kernel_refusal
 from edgeless.distributed.graph import DistGraph
-from edgeless.dropout import seed_tensor
 from edgeless.functional import gat_attention, relational_sum, spmm
-from edgeless.functional_checks import cast
-from edgeless.graph import Graph
-from edgeless.graph_checks import compiling, opmath_dtype
-from edgeless.pair_attention import fits, pair_attention
-from edgeless.pair_rows import end_products, to_edges
-from edgeless.typed_graph import TypedGraph
+from edgeless.functional.checks import cast
+from edgeless.functional.dropout import seed_tensor
+from edgeless.functional.pair_attention import fits, pair_attention
+from edgeless.functional.pair_rows import end_products, to_edges
+from edgeless.graph.handle import Graph
+from edgeless.graph.typed import TypedGraph
+from edgeless.layers.adapter import inference_refusal
 
 from ..conv import FusedConv, is_plain_float
 from ..convert import EdgeList, kind_of

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import rgcn_conv
 
-from edgeless.adapter import inference_refusal
 from edgeless.autocast import autocasts, rounds_to
-from edgeless.backends import kernel_refusal
+from edgeless.checks import opmath_dtype
+from edgeless.choices.backends import kernel_refusal
 from edgeless.functional import gather_mm, neighbor_reduce, spmm
-from edgeless.graph_checks import opmath_dtype
-from edgeless.projection import add_map
-from edgeless.relational_layer import relational_layer
-from edgeless.typed_graph import TypedGraph
+from edgeless.functional.projection import add_map
+from edgeless.functional.relational_layer import relational_layer
+from edgeless.graph.typed import TypedGraph
+from edgeless.layers.adapter import inference_refusal
 
 from ..conv import FusedConv, is_plain_float
 from ..convert import Part, SparseStorage, kind_of

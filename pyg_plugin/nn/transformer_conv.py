@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import transformer_conv
 
-from edgeless.adapter import is_plain
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import dot_attention
-from edgeless.projection import add, are_own_rows
+from edgeless.functional.projection import add, are_own_rows
+from edgeless.layers.adapter import is_plain
 
 from ..conv import LINEAR, FusedConv, pair
 from ..convert import SparseMatrix, kind_of

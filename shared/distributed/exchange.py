@@ -15,8 +15,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..graph import Compressed, Graph
-from ..graph_checks import FLOATS, normal_tensors
+from ..checks import FLOATS, normal_tensors
+from ..graph.handle import Compressed, Graph
 from ..ops import spmm as _spmm  # noqa: F401  registers the fake kernels of the op
 from ..untraced import untraced
 from .carriers import AllToAll

@@ -8,9 +8,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..dropout import dropout_mask
-from ..graph import Compressed, Graph, power_of_degrees
-from ..graph_checks import as_device, check_choice, normal_tensors
+from ..checks import as_device, check_choice, normal_tensors
+from ..functional.dropout import dropout_mask
+from ..graph.handle import Compressed, Graph, power_of_degrees
 from ..ops.graph import coo_to_csr, index_dtype
 from .exchange import Coming, Halo, part_of, stacked, stays
 from .process import Ranks

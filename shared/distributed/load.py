@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..graph_checks import as_device, check_choice
+from ..checks import as_device, check_choice
 from .carriers import CARRIERS, choose
 from .exchange import Halo
 from .graph import DistGraph

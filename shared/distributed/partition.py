@@ -10,12 +10,12 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
-from ..fingerprint import Fingerprint
-from ..graph import Graph
-from ..graph_checks import check_edge_index, check_ids, check_num_nodes
+from ..checks import check_edge_index, check_ids, check_num_nodes
+from ..files.tensor_files import keeps
+from ..graph.fingerprint import Fingerprint
+from ..graph.handle import Graph
 from ..reordering.methods import metis_parts
 from ..reordering.neighbors import neighbors_of
-from ..tensor_files import keeps
 from .store import MANIFEST, library, write_manifest, write_part
 from .store_checks import part_name
 

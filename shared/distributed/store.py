@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fingerprint import of_tensors
-from ..json_files import read_json
-from ..tensor_files import opened, safetensors, write
-from ..whole_files import whole_file
+from ..files.json_files import read_json
+from ..files.tensor_files import opened, safetensors, write
+from ..files.whole_files import whole_file
+from ..graph.fingerprint import of_tensors
 from .store_checks import FORMAT, VERSION, check_manifest, check_part, contents_of, part_name
 
 __all__ = ["MANIFEST", "VERSION", "read_manifest", "read_part", "write_manifest", "write_part"]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fingerprint import of_tensors, of_text
-from ..json_files import shown
+from ..files.json_files import shown
+from ..graph.fingerprint import of_tensors, of_text
 
 __all__ = ["FORMAT", "VERSION", "check_manifest", "check_part", "contents_of", "part_name"]
 

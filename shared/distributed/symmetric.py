@@ -40,7 +40,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..graph_checks import normal_tensors
+from ..checks import normal_tensors
 from .process import Ranks
 
 PRIVATE = "torch.distributed._symmetric_memory"

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..backends import FAMILIES
-from ..graph_checks import opmath_dtype
+from ..checks import opmath_dtype
+from ..choices.backends import FAMILIES
 from .graph import DistGraph
 from .process import Ranks
 

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Optional, Union
 
-from ..whole_files import whole_file
+from ..files.whole_files import whole_file
 from .nvrtc import Image
 from .store import packed, unpacked
 

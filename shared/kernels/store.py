@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Optional, Union
 
-from ..cache_folder import default_folder
-from ..file_lock import locked
-from ..whole_files import whole_file
+from ..files.cache_folder import default_folder
+from ..files.file_lock import locked
+from ..files.whole_files import whole_file
 from .nvrtc import Image
 
 __all__ = ["Store", "default_store", "packed", "unpacked"]

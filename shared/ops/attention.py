@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..graph_checks import opmath_dtype
+from ..checks import opmath_dtype
 from ._registration import register_fake
 
 _NUM_INPUTS = 7  # dst, src, value, att, edge_attr, edge_proj, edge_scale

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..graph_checks import opmath_dtype
+from ..checks import opmath_dtype
 from ._registration import if_known, register_fake
 
 

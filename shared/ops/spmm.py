@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ..graph_checks import opmath_dtype
+from ..checks import opmath_dtype
 from ._registration import register_fake
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from .. import _C  # noqa: F401  registers the sum
-from ..graph import Graph
+from ..graph.handle import Graph
 from ..kernels import CompileError, NvrtcError
 from . import ops
 from .compiled import Code

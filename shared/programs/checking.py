@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..graph import Graph
+from ..graph.handle import Graph
 from .agreement import TOLERANCE, agree
 from .blocks import keeping_examples
 from .modes import Modes

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ..graph import Graph
+from ..graph.handle import Graph
 from . import c_compiler, ops
 from .agreement import agree
 from .arrange import arrange

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from .. import _C
-from ..gpus import gpu_refusal
-from ..graph import Graph
+from ..capture.watching import reads as note_reads
+from ..choices.gpus import gpu_refusal
+from ..graph.handle import Graph
 from ..kernels.provider import named_text, prepare
-from ..watching import reads as note_reads
 from .cuda_code import write
 from .cuda_parts import HEADER, Stage
 from .cuda_text import NAMESPACE

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ..graph import Graph
+from ..graph.handle import Graph
 from . import ops
 from .blocks import call_whole
 from .recording import Ops

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from torch import Tensor
 
-from ..backends import transform_refusal
-from ..calls import looks_ahead
-from ..graph import Graph
-from ..watching import is_seen
+from ..capture.watching import is_seen
+from ..choices.backends import transform_refusal
+from ..graph.handle import Graph
+from ..layers.calls import looks_ahead
 from . import worth
 from .spaces import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Refused, Space
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..dropout import _philox
+from ..functional.dropout import _philox
 from .spaces import Refused
 
 _LIBRARY = torch.library.Library("edgeless_programs", "DEF")

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..autocast import autocasts
-from ..dropout import seed_tensor
-from ..graph import Graph
+from ..functional.dropout import seed_tensor
+from ..graph.handle import Graph
 from . import index_rules, ops, view_rules  # noqa: F401  registers rules
 from .blocks import Interpreter, call_whole
 from .kept_sums import use_kept_sums

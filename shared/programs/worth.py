@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph import Graph
+from ..graph.handle import Graph
 from .cache import hooks_of_saved_tensors
 from .spaces import Refused
 

@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..graph_checks import check_choice
+from ..checks import check_choice
 from .neighbors import Neighbors
 
 _EXTRA = "pip install 'edgeless[reorder]'"

@@ -8,7 +8,7 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
-from ..graph_checks import check_ids, check_integers, check_permutation, normal_tensors
+from ..checks import check_ids, check_integers, check_permutation, normal_tensors
 from .methods import METHODS, check_options
 from .neighbors import neighbors_of
 

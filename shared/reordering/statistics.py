@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..adjacency import transpose
-from ..graph_checks import check_num_nodes
+from ..checks import check_num_nodes
+from ..graph.adjacency import transpose
 
 
 def reuse(graph, height: int) -> float:

@@ -12,12 +12,12 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from edgeless.engines import CusparseFormat, engine, pick
-from edgeless.graph import Graph
-from edgeless.graph_checks import opmath_dtype
-from edgeless.tuning import Shape, key, parse_dot, sides_of
-from edgeless.tuning_file import Entry
-from edgeless.wsb import WsbFormat
+from edgeless.checks import opmath_dtype
+from edgeless.choices.engines import CusparseFormat, engine, pick
+from edgeless.choices.tuning import Shape, key, parse_dot, sides_of
+from edgeless.choices.tuning_file import Entry
+from edgeless.graph.handle import Graph
+from edgeless.graph.wsb import WsbFormat
 
 from .timing import Failed, Timer
 

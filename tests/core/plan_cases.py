@@ -5,9 +5,10 @@ Five sources, three destinations, seven edges, ids of 4 bytes: no two counts are
 
 import torch
 
-from edgeless import Graph, plan
-from edgeless.plan import DEVICES
-from edgeless.plan_recording import record
+from edgeless import Graph
+from edgeless.plan import steps as plan
+from edgeless.plan.recording import record
+from edgeless.plan.steps import DEVICES
 
 S, D, E, ID = 5, 3, 7, 4  # sources, destinations, edges, bytes of an id
 ENDS = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [0, 0, 0, 1, 1, 2, 2]])

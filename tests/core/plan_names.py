@@ -6,7 +6,7 @@ import torch
 
 from edgeless import _C
 from edgeless.kernels import Kernel
-from edgeless.plan import DEVICES, dtype_name, extremum_steps, spmm_step
+from edgeless.plan.steps import DEVICES, dtype_name, extremum_steps, spmm_step
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ARXIV = {"num_src": 169_343, "num_dst": 169_343, "num_edges": 1_166_243}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import edgeless.functional
-import edgeless.layer
+import edgeless.functional.layer
 from edgeless import Graph
-from edgeless.layer import attention_layer
+from edgeless.functional.layer import attention_layer
 
 NODES, FEATURES, HEADS, CHANNELS = 9, 5, 3, 4
 # maps, vectors
@@ -220,7 +220,7 @@ def test_which_layers_are_one_op():
 
     def is_one_op(nodes, writes_over):
         x = SimpleNamespace(is_cuda=True, size=lambda _: nodes)
-        return edgeless.layer._is_one_op(SimpleNamespace(num_src=nodes, num_dst=nodes), x, writes_over)
+        return edgeless.functional.layer._is_one_op(SimpleNamespace(num_src=nodes, num_dst=nodes), x, writes_over)
 
     assert is_one_op(1000, False) and is_one_op(1000, True)
     assert not is_one_op(1 << 15, False) and is_one_op(1 << 15, True)

@@ -11,9 +11,10 @@ from devices import EVERY_DEVICE
 from test_wsb import KINDS, ends_of, graph_of, near_and_far, refusals, rows, run
 
 import edgeless
-from edgeless import Graph, blocks, fingerprint
-from edgeless.fingerprint import Fingerprint
-from edgeless.wsb import Blocks, WsbFormat, blocks_of
+from edgeless import Graph, blocks
+from edgeless.graph import fingerprint
+from edgeless.graph.fingerprint import Fingerprint
+from edgeless.graph.wsb import Blocks, WsbFormat, blocks_of
 
 # Fingerprints --------------------------------------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ def test_blocks_come_back_as_they_were(kind, device, tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["blocks"] and "wsb" not in graph._formats
     for other in (graph_of(kind), graph_of(kind, device, wide=True)):
         with monkeypatch.context() as patch:
-            patch.setattr("edgeless.wsb.blocks_of", None)  # none are made
+            patch.setattr("edgeless.graph.wsb.blocks_of", None)  # none are made
             blocks.load(other, tmp_path / "blocks")
             assert other._formats["wsb"].knows(other, 0.0)
         assert all(torch.equal(a, b) for a, b in zip(kept(other), expected, strict=True))

@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import edgeless
-from edgeless import Graph, TypedGraph, backends, engines, functional
-from edgeless.plan_recording import record
+from edgeless import Graph, TypedGraph, functional
+from edgeless.choices import backends, engines
+from edgeless.plan.recording import record
 
 EDGES = torch.tensor([[0, 0, 1, 2, 3, 2, 1], [1, 2, 2, 0, 1, 3, 3]])
 KINDS = {

@@ -9,7 +9,7 @@ import torch
 from test_programs import BY_ROUNDING, arguments, error_of_gated_maxima
 
 from edgeless import Graph
-from edgeless.formats import CSR
+from edgeless.graph.formats import CSR
 from edgeless.programs import EDGE, NODE, Sizes, Space, c_compiler, compiled
 from edgeless.programs.c_driver import parts_of
 from edgeless.programs.checking import check

@@ -9,8 +9,9 @@ from attention_cases import error
 from devices import on_a_late_stream
 
 import edgeless
-from edgeless import Graph, engines, functional
-from edgeless.plan_recording import record
+from edgeless import Graph, functional
+from edgeless.choices import engines
+from edgeless.plan.recording import record
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"

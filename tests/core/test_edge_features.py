@@ -6,8 +6,8 @@ from attention_cases import TOLERANCE, assert_close, exact, function_of, graph_o
 from devices import EVERY_DEVICE, assert_same_bits, leaves_on
 
 from edgeless import Graph, functional
-from edgeless.formats import PLACES
-from edgeless.plan_recording import record
+from edgeless.graph.formats import PLACES
+from edgeless.plan.recording import record
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 

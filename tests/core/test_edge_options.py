@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from edgeless import functional, reference
-from edgeless.edge_options import EdgeOptions
+from edgeless.functional.edge_options import EdgeOptions
 
 FIELDS = EdgeOptions._field_defaults
 FUNCTIONS = [

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import edgeless
-from edgeless import _C, Graph, engines, functional
-from edgeless.plan import DEVICES, spmm_step, table
-from edgeless.plan_recording import record
+from edgeless import _C, Graph, functional
+from edgeless.choices import engines
+from edgeless.plan.recording import record
+from edgeless.plan.steps import DEVICES, spmm_step, table
 from edgeless.tools.bench import graphs, peers
 from edgeless.tools.bench.work import op_case
 
@@ -222,8 +223,8 @@ def test_what_edges_must_share_falls_where_l2_keeps_no_rows():
 def test_auto_asks_for_blocks_of_large_graphs(monkeypatch):
     """For sums and dot product attention of 16 bits, each from its own reuse on; not for what blocks do not compute."""
     asked = []
-    monkeypatch.setattr("edgeless.engines._keep", lambda graph, key, *how: asked.append((key, *how)))
-    monkeypatch.setattr("edgeless.engines._is_large", lambda graph, x: True)
+    monkeypatch.setattr("edgeless.choices.engines._keep", lambda graph, key, *how: asked.append((key, *how)))
+    monkeypatch.setattr("edgeless.choices.engines._is_large", lambda graph, x: True)
     graph = Graph.from_edge_index(torch.randint(50, (2, 400)), 50, 50)
     x, heads = torch.randn(50, 8).bfloat16(), torch.randn(50, 2, 64).bfloat16()
     for call, expected in (

@@ -5,9 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeless import _C, Graph
-from edgeless.adjacency import replace_self_loops
-from edgeless.graph import power_of_degrees
-from edgeless.graph_rows import MOST, receiving
+from edgeless.graph.adjacency import replace_self_loops
+from edgeless.graph.handle import power_of_degrees
+from edgeless.graph.rows import MOST, receiving
 
 MANY = 1 << 14  # edges or nodes from which on there are ops
 

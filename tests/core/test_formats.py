@@ -45,10 +45,10 @@ def test_the_cache_weighs_a_graph_anew_when_it_keeps_more():
     edgeless.clear_cache()
     edge_index = ONE_WAY.clone()
     graph = edgeless.cache.graph_from_edge_index(edge_index, 7, 7)
-    charged = edgeless.graph_cache._cache._charged
+    charged = edgeless.graph.weak_cache._cache._charged
     graph.format("large", lambda _: torch.zeros(1000))
     edgeless.cache.graph_from_edge_index(edge_index, 7, 7)
-    assert edgeless.graph_cache._cache._charged == charged + 4000
+    assert edgeless.graph.weak_cache._cache._charged == charged + 4000
 
 
 def test_nothing_is_kept_of_a_build_that_fails():

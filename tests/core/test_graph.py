@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import edgeless
 from edgeless import Graph
-from edgeless.graph import Compressed
+from edgeless.graph.handle import Compressed
 
 #         a bipartite graph: 4 sources, 3 destinations, a multi-edge (0 -> 1 twice), source 3 and destination 2 isolated
 EDGES = torch.tensor([[0, 1, 0, 2, 0, 1], [1, 0, 0, 1, 1, 1]])

@@ -7,7 +7,7 @@ import torch
 
 from edgeless import Graph
 from edgeless.functional import neighbor_reduce, spmm
-from edgeless.graph_rows import receiving
+from edgeless.graph.rows import receiving
 
 SPARSE = torch.tensor([[3, 0, 5, 5, 1, 9, 3], [7, 2, 7, 2, 7, 2, 0]])  # three of ten destinations
 

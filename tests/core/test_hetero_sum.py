@@ -4,8 +4,8 @@ import pytest
 import torch
 from devices import EVERY_DEVICE
 
-from edgeless.graph import Graph
-from edgeless.hetero_sum import Relation, join_edges, join_relations
+from edgeless.graph.handle import Graph
+from edgeless.layers.hetero_sum import Relation, join_edges, join_relations
 
 SIZES = {"paper": 30, "author": 20, "venue": 4}
 KEYS = [

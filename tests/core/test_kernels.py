@@ -15,7 +15,8 @@ import plan_names
 import pytest
 import torch
 
-from edgeless import _C, gpus
+from edgeless import _C
+from edgeless.choices import gpus
 from edgeless.kernels import (
     CompileError,
     Kernel,
@@ -28,7 +29,7 @@ from edgeless.kernels import (
     read_log,
 )
 from edgeless.kernels.nvrtc import installed_nvrtc
-from edgeless.plan import DEVICES, attention_steps
+from edgeless.plan.steps import DEVICES, attention_steps
 
 ARCHITECTURES = (80, 86, 90, 100, 120)
 EVERY = os.environ.get("EDGELESS_EVERY_KERNEL") == "1"
@@ -137,7 +138,7 @@ def test_kernels_of_the_pack_of_a_wheel_compile(architecture, tmp_path):
 
 @pytest.mark.skipif(not USUAL.is_file(), reason="needs tests/packaging")
 def test_kernels_for_older_gpus_compile(tmp_path):
-    """Those of the ops that shared/gpus.py lists for compute capability 7.5."""
+    """Those of the ops that shared/choices/gpus.py lists for compute capability 7.5."""
     if 75 not in installed_nvrtc().architectures():
         pytest.skip("this NVRTC compiles for newer GPUs only")
     assert set(gpus.OLDEST_OF.values()) == {75}

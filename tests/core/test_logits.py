@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from edgeless.projection import node_logits as _node_logits
+from edgeless.functional.projection import node_logits as _node_logits
 
 
 def node_logits(*args):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import edgeless
-from edgeless.map_order import maps_first, sums_first
+from edgeless.functional.map_order import maps_first, sums_first
 
 GRAPH = edgeless.Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3, 3)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import edgeless
 from edgeless import Graph, NotFusedError, functional
-from edgeless.message_passing import PROGRAMS
+from edgeless.functional.message_passing import PROGRAMS
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeless import TypedGraph
-from edgeless.pair_attention import CUT, edge_ids, fits, pair_attention, walks
+from edgeless.functional.pair_attention import CUT, edge_ids, fits, pair_attention, walks
 from edgeless.reference import dropout_mask
 
 SLOPE = 0.2

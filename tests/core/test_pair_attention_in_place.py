@@ -5,7 +5,7 @@ import torch
 from devices import EVERY_DEVICE
 from test_pair_attention import GRAPHS, SLOPE, gradients, operands, typed
 
-from edgeless.pair_attention import edge_ids, pair_attention, walks
+from edgeless.functional.pair_attention import edge_ids, pair_attention, walks
 
 
 def of_backward(graph, depth, width, dtype, bias, p):

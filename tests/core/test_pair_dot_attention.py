@@ -9,8 +9,9 @@ from test_relational_sum import typed
 from test_typed_mm import device, leaf, on_cpu  # noqa: F401  device: where all tensors here are made
 
 import edgeless
-from edgeless import _C, pair_maps, reference
-from edgeless.plan_recording import record
+from edgeless import _C, reference
+from edgeless.functional import pair_maps
+from edgeless.plan.recording import record
 
 ops = torch.ops.edgeless
 

@@ -8,8 +8,9 @@ from test_relational_sum import typed
 from test_typed_mm import device, leaf, on_cpu  # noqa: F401  device: where all tensors here are made
 
 import edgeless
-from edgeless import functional, pair_maps
-from edgeless.pair_maps import pair_maps as maps
+from edgeless import functional
+from edgeless.functional import pair_maps
+from edgeless.functional.pair_maps import pair_maps as maps
 
 ops = torch.ops.edgeless
 NAMES = ("rows", "k_weight", "v_weight", "k_scale")

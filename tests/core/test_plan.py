@@ -8,9 +8,9 @@ import torch
 
 import edgeless
 from edgeless import _C, functional
-from edgeless.plan import DEVICES, Device, attention_steps, extremum_steps, spmm_step, table
-from edgeless.plan_recording import record
-from edgeless.relational_layer import relational_layer
+from edgeless.functional.relational_layer import relational_layer
+from edgeless.plan.recording import record
+from edgeless.plan.steps import DEVICES, Device, attention_steps, extremum_steps, spmm_step, table
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PASSES = ("forward", "by_dst", "by_src")
@@ -498,7 +498,7 @@ def test_gradients_of_pieces_that_a_warp_sums_by_itself(in_width, out_width, pay
     (5000, 4900, 100, torch.float32, 64, False),
 ])  # fmt: skip
 def test_the_plan_says_that_a_warp_sums_pieces_by_itself(edges, pieces, tiles, dtype, width, by_warps, monkeypatch):
-    from edgeless import plan_recording
+    from edgeless.plan import recording as plan_recording
 
     monkeypatch.setattr(plan_recording.Device, "of", lambda _: DEVICES["h200"])
 
@@ -516,7 +516,7 @@ def test_the_plan_says_that_a_warp_sums_pieces_by_itself(edges, pieces, tiles, d
     (torch.float32, 64, True), (torch.float32, 68, False), (torch.float32, 32, False), (torch.bfloat16, 64, False),
 ])  # fmt: skip
 def test_the_plan_says_so_of_gradients(dtype, width, by_warps, monkeypatch):
-    from edgeless import plan_recording
+    from edgeless.plan import recording as plan_recording
 
     monkeypatch.setattr(plan_recording.Device, "of", lambda _: DEVICES["h200"])
     sizes = (41, 4900, 4901, 5000, 5000, 5901, 41, 101, 20, 0, 0)
@@ -532,7 +532,7 @@ def test_the_plan_says_so_of_gradients(dtype, width, by_warps, monkeypatch):
     "rows,root,by_warps", [(30_000, None, True), (30_000, 64, True), (30_000, 68, False), (900, 64, False)]
 )
 def test_the_plan_says_that_a_warp_adds_up_rows(rows, root, by_warps, monkeypatch):
-    from edgeless import plan_recording
+    from edgeless.plan import recording as plan_recording
 
     monkeypatch.setattr(plan_recording.Device, "of", lambda _: DEVICES["h200"])
     sizes = (41, 4900, 4901, 5000, 5000, 5901, 41, 101, 20, 0, 0)
@@ -548,7 +548,7 @@ def test_the_plan_says_that_a_warp_adds_up_rows(rows, root, by_warps, monkeypatc
 
 @pytest.mark.parametrize("order", ["aggregate", "transform"])
 def test_a_layer_over_relations_says_its_parts(order, monkeypatch):
-    monkeypatch.setattr(edgeless.relational_layer, "transforms", lambda *_: order == "transform")
+    monkeypatch.setattr(edgeless.functional.relational_layer, "transforms", lambda *_: order == "transform")
     edge_index = torch.stack((torch.arange(60) % 20, torch.arange(60) % 7))
     graph = edgeless.TypedGraph.from_edge_index(edge_index, torch.arange(60) % 3, 3, 20, 20)
     shapes = {"x": (20, 8), "weight": (3, 8, 4), "root": (8, 4)}
@@ -563,8 +563,8 @@ def test_a_layer_over_relations_says_its_parts(order, monkeypatch):
 
 
 def test_attention_over_pairs_says_its_parts():
-    from edgeless.pair_attention import walks
-    from edgeless.plan_recording import _steps_of
+    from edgeless.functional.pair_attention import walks
+    from edgeless.plan.recording import _steps_of
 
     ends = torch.tensor([[0, 1, 1, 2, 0], [1, 1, 1, 0, 2]])
     graph = edgeless.TypedGraph.from_edge_index(ends, torch.tensor([0, 0, 1, 1, 1]), 2, 3, 3)

@@ -8,11 +8,12 @@ import torch
 from devices import with_wide_indices
 from plan_cases import H200, ID, NUMBERS, D, E, S, graph, ids, leaf, on_meta, said, said_to_be_on
 
-from edgeless import _C, functional, plan
-from edgeless.engines import named
-from edgeless.plan import DEVICES, Device, attention_steps, extremum_steps, seconds_at_roof, spmm_step, table
-from edgeless.plan_recording import _sddmm_of, _spmm_of, _steps_of
-from edgeless.plan_relations import _widths_of_products
+from edgeless import _C, functional
+from edgeless.choices.engines import named
+from edgeless.plan import steps as plan
+from edgeless.plan.recording import _sddmm_of, _spmm_of, _steps_of
+from edgeless.plan.relations import _widths_of_products
+from edgeless.plan.steps import DEVICES, Device, attention_steps, extremum_steps, seconds_at_roof, spmm_step, table
 
 SIZES = {"num_src": S, "num_dst": D, "num_edges": E}
 EVERY_DTYPE = pytest.mark.parametrize("dtype", NUMBERS)

@@ -6,8 +6,8 @@ from plan_cases import DEVICES, ENDS, H200, ID, NUMBERS, D, E, S, graph, ids, le
 
 import edgeless
 from edgeless import TypedGraph, functional
-from edgeless.plan_recording import _steps_of
-from edgeless.relational_layer import relational_layer
+from edgeless.functional.relational_layer import relational_layer
+from edgeless.plan.recording import _steps_of
 
 TYPES = torch.tensor([0, 0, 1, 1, 1, 0, 0])
 
@@ -164,7 +164,7 @@ def test_a_layer_over_relations(monkeypatch):
     weights, product = 2 * 6 * 9 * 4, (D * 5 + D * 9) * 4
 
     def steps(order):
-        monkeypatch.setattr(edgeless.relational_layer, "transforms", lambda *_: order == "transform")
+        monkeypatch.setattr(edgeless.functional.relational_layer, "transforms", lambda *_: order == "transform")
         return said(lambda: relational_layer(graph, **given, out_dtype=torch.float32), *given.values())
 
     assert steps("aggregate") == [

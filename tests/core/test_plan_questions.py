@@ -4,9 +4,11 @@ import pytest
 import torch
 from plan_cases import H200, D, E, S, ids, on_meta
 
-from edgeless import _C, plan, plan_recording
-from edgeless.engines import ROWSPLIT
-from edgeless.plan import Step, attention_steps, extremum_steps, spmm_step
+from edgeless import _C
+from edgeless.choices.engines import ROWSPLIT
+from edgeless.plan import recording as plan_recording
+from edgeless.plan import steps as plan
+from edgeless.plan.steps import Step, attention_steps, extremum_steps, spmm_step
 
 SIZES = {"num_src": 70_000, "num_dst": 50_000, "num_edges": 900_000, "device": H200}
 DEVICE = {"multiprocessors": 132, "l2_bytes": 60 * 2**20}

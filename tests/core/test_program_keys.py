@@ -20,7 +20,7 @@ from torch import nn
 
 import edgeless
 from edgeless import Graph, functional
-from edgeless.message_passing import PROGRAMS
+from edgeless.functional.message_passing import PROGRAMS
 
 OFFSET = 1.0
 G = torch.Generator().manual_seed(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgeless import projection
+from edgeless.functional import projection
 
 ops = torch.ops.edgeless
 # The last one is too wide for the CPU kernels, whose packed weights must fit a cache.

@@ -8,7 +8,7 @@ from devices import captured
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from edgeless import projection
+from edgeless.functional import projection
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"

@@ -10,8 +10,8 @@ from test_reduction import TIES, features
 
 import edgeless
 from edgeless import _C, Graph, functional
-from edgeless.aggregation import _arg_dtype
-from edgeless.choices import block
+from edgeless.choices.scoped import block
+from edgeless.functional.aggregation import _arg_dtype
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import edgeless
-from edgeless.backends import kernel_refusal
+from edgeless.choices.backends import kernel_refusal
 
 pytestmark = pytest.mark.cuda
 

@@ -9,9 +9,10 @@ from devices import EVERY_WAY, assert_same_bits, poison
 from test_relational_layer import parts
 
 import edgeless
-from edgeless import TypedGraph, functional, relational
-from edgeless.backends import kernel_refusal
-from edgeless.relational_layer import relational_layer
+from edgeless import TypedGraph, functional
+from edgeless.choices.backends import kernel_refusal
+from edgeless.functional import relational
+from edgeless.functional.relational_layer import relational_layer
 
 pytestmark = [
     pytest.mark.cuda,
@@ -78,7 +79,7 @@ def check(graph, dtype, k, m, own_width=None, reduce="sum", weights=None, out_dt
 @pytest.fixture(autouse=True)
 def sums_first(monkeypatch):
     """Sums first, whatever the order that would be chosen."""
-    monkeypatch.setattr(edgeless.relational_layer, "transforms", lambda *_: False)
+    monkeypatch.setattr(edgeless.functional.relational_layer, "transforms", lambda *_: False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,8 +7,9 @@ from test_relational_sum import typed
 from test_typed_mm import device, leaf, on_cpu  # noqa: F401  device: where all tensors here are made
 
 import edgeless
-from edgeless import TypedGraph, functional, relational
-from edgeless.relational_layer import relational_layer
+from edgeless import TypedGraph, functional
+from edgeless.functional import relational
+from edgeless.functional.relational_layer import relational_layer
 
 ops = torch.ops.edgeless
 K, M = 24, 40  # whole vectors of 16 bytes, which the kernels on CUDA want
@@ -16,7 +17,7 @@ K, M = 24, 40  # whole vectors of 16 bytes, which the kernels on CUDA want
 
 @pytest.fixture(params=["aggregate", "transform"])
 def order(request, monkeypatch):
-    monkeypatch.setattr(edgeless.relational_layer, "transforms", lambda *_: request.param == "transform")
+    monkeypatch.setattr(edgeless.functional.relational_layer, "transforms", lambda *_: request.param == "transform")
     return request.param
 
 

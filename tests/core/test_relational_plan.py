@@ -8,8 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from edgeless import _C, TypedGraph, plan, plan_recording, relational, typed_graph
-from edgeless.plan import DEVICES, Device, takes_widths
+from edgeless import _C, TypedGraph
+from edgeless.functional import relational
+from edgeless.graph import typed as typed_graph
+from edgeless.plan import recording as plan_recording
+from edgeless.plan import steps as plan
+from edgeless.plan.steps import DEVICES, Device, takes_widths
 
 KB = 1024
 # capability: (what a block may ask for, the widest rows of floats, of 16 bits)

@@ -15,7 +15,7 @@ from test_relational_fused import (  # noqa: F401  marks and a fixture
 )
 
 from edgeless import TypedGraph
-from edgeless.relational_layer import relational_layer
+from edgeless.functional.relational_layer import relational_layer
 
 NUM_TYPES = 40
 

@@ -6,8 +6,9 @@ from attention_cases import GRAPHS, assert_close, error, graph_of
 from test_typed_mm import device, leaf, on_cpu  # noqa: F401  device: where all tensors here are made
 
 import edgeless
-from edgeless import Graph, TypedGraph, functional, relational
-from edgeless.relational import choose_order
+from edgeless import Graph, TypedGraph, functional
+from edgeless.functional import relational
+from edgeless.functional.relational import choose_order
 
 SHAPES = [(5, 7), (64, 64), (33, 16), (16, 130), (1, 1)]
 

@@ -8,7 +8,7 @@ from attention_cases import SCORES, graph_of
 from devices import EVERY_DEVICE
 
 from edgeless import Graph, functional
-from edgeless.graph import Compressed
+from edgeless.graph.handle import Compressed
 
 
 def with_room(arrays: Compressed, num_columns: int, more: int) -> Compressed:

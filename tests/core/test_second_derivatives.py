@@ -27,8 +27,8 @@ from torch.utils.checkpoint import checkpoint
 
 import edgeless
 from edgeless import Graph, functional, reference
-from edgeless.pair_attention import pair_attention
-from edgeless.relational_layer import relational_layer
+from edgeless.functional.pair_attention import pair_attention
+from edgeless.functional.relational_layer import relational_layer
 
 ops = torch.ops.edgeless
 

@@ -7,7 +7,7 @@ import torch
 from test_projection import rows
 from torch import nn
 
-from edgeless import projection
+from edgeless.functional import projection
 
 
 def test_sums_of_few_rows_are_one_op_where_the_maps_are_plain_and_small():

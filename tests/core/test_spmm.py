@@ -22,7 +22,7 @@ from devices import (
 
 import edgeless
 from edgeless import Graph, functional, reference
-from edgeless.aggregation import sum_of_neighbors
+from edgeless.functional.aggregation import sum_of_neighbors
 
 # Widths for vectors of 16, 8 and 4 bytes and copies, whole and with tails; teams of 8, 16 and 32 lanes; several slices.
 WIDTHS = [(1,), (7,), (24,), (64,), (66,), (100,), (260,), (512,), (1000,), (2, 40), (3, 2, 5), (4, 7), (8, 64)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from edgeless import Graph, functional
-from edgeless.layer import sum_layer as python_layer
+from edgeless.functional.layer import sum_layer as python_layer
 
 NODES, FEATURES, OUT = 11, 5, 4
 ops = torch.ops.edgeless

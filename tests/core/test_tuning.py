@@ -12,13 +12,14 @@ import torch
 from test_wsb import ends_of, graph_of, near_and_far, rows, run
 
 import edgeless
-from edgeless import _C, Graph, engines, functional, tuning
-from edgeless.engines import ENGINES
-from edgeless.plan import table
-from edgeless.plan_recording import record
+from edgeless import _C, Graph, functional
+from edgeless.choices import engines, tuning
+from edgeless.choices.engines import ENGINES
+from edgeless.choices.tuning import Shape, Tuner, sides_of
+from edgeless.choices.tuning_file import TuningFile, default_file
+from edgeless.plan.recording import record
+from edgeless.plan.steps import table
 from edgeless.tools.tuning_measure import EXPECTED_USES, Measured, break_even, choose, entry_of, measure
-from edgeless.tuning import Shape, Tuner, sides_of
-from edgeless.tuning_file import TuningFile, default_file
 
 SUM = Shape("spmm", torch.float32, 8, False)
 
@@ -421,7 +422,7 @@ def test_decisions_are_added_to_what_others_wrote(file):
 
 
 def test_the_file_does_not_grow_for_ever(file, monkeypatch):
-    monkeypatch.setattr("edgeless.tuning_file.MOST", 3)
+    monkeypatch.setattr("edgeless.choices.tuning_file.MOST", 3)
     (first, _) = entries_of(file)["decisions"]
     held = TuningFile(file, ENGINES)
     held.add([{**first, "width": width} for width in (1, 2, 3)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import edgeless
 from edgeless import Graph, TypedGraph
-from edgeless.formats import tensors_of
+from edgeless.graph.formats import tensors_of
 from edgeless.ops.relational import _num_parts, typed_edges
 
 

@@ -10,8 +10,8 @@ from devices import DEVICES
 
 import edgeless
 from edgeless import functional
-from edgeless.backends import kernel_refusal
-from edgeless.graph_checks import INTEGERS as EVERY_INTEGER
+from edgeless.checks import INTEGERS as EVERY_INTEGER
+from edgeless.choices.backends import kernel_refusal
 
 LENGTHS = {
     "plain": [3, 40, 1, 7],

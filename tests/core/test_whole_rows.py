@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from edgeless import TypedGraph
-from edgeless.relational import relational_sum
-from edgeless.relational_layer import relational_layer
-from edgeless.whole_rows import lacking, longer, shorter
+from edgeless.functional.relational import relational_sum
+from edgeless.functional.relational_layer import relational_layer
+from edgeless.functional.whole_rows import lacking, longer, shorter
 
 GRAPH_SIZES = 40, 3  # nodes, types
 
@@ -53,8 +53,8 @@ def widened(monkeypatch):
         return -weight.size(-2) % 4, -weight.size(-1) % 4
 
     def widen():
-        monkeypatch.setattr("edgeless.relational.lacking", lacks)
-        monkeypatch.setattr("edgeless.relational_layer.lacking", lacks)
+        monkeypatch.setattr("edgeless.functional.relational.lacking", lacks)
+        monkeypatch.setattr("edgeless.functional.relational_layer.lacking", lacks)
 
     return widen, seen
 

@@ -10,8 +10,8 @@ from devices import EVERY_DEVICE, on_a_late_stream
 
 import edgeless
 from edgeless import Graph, functional
-from edgeless.plan_recording import record
-from edgeless.wsb import COLUMNS, LEAST_EDGES, WsbFormat, blocks_of, edges_a_row
+from edgeless.graph.wsb import COLUMNS, LEAST_EDGES, WsbFormat, blocks_of, edges_a_row
+from edgeless.plan.recording import record
 
 
 def ends_of(kind, seed=0):
@@ -146,7 +146,7 @@ def test_without_memory_for_blocks_nobody_asked_for_rowsplit_runs(monkeypatch):
     def fails(*args):
         raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr("edgeless.wsb.blocks_of", fails)
+    monkeypatch.setattr("edgeless.graph.wsb.blocks_of", fails)
     near, kept = near_and_far()[0], WsbFormat()
     near.csr_arrays(False)
     kept.learn(near, 1.5)

@@ -8,7 +8,7 @@ from test_wsb import graph_of, near_and_far, refusals, rows
 
 import edgeless
 from edgeless import Graph, functional
-from edgeless.plan_recording import record
+from edgeless.plan.recording import record
 
 pytestmark = pytest.mark.cuda
 
@@ -161,7 +161,7 @@ def test_auto_takes_blocks_where_they_pay(engine):
 
 
 def test_a_layer_of_one_op():
-    from edgeless.layer import attention_layer
+    from edgeless.functional.layer import attention_layer
 
     graph = near_and_far("cuda")[0]
     torch.manual_seed(0)
@@ -184,7 +184,7 @@ def test_a_layer_of_one_op():
 
 def test_gradients_in_the_place_of_rows_that_are_not_finite():
     """A layer's backward writes over its own rows; what is made anew by edges must have read them before."""
-    from edgeless.layer import attention_layer
+    from edgeless.functional.layer import attention_layer
 
     graph = near_and_far("cuda")[0]
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ from torch import nn
 
 import edgeless
 import edgeless.dgl.nn as fused
-from edgeless.backends import LAYERS
+from edgeless.choices.backends import LAYERS
 
 NODES, IN, OUT, RELATIONS = 12, 6, 4, 3
 SIZES = {"a": NODES, "b": 7}

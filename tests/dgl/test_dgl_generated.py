@@ -14,8 +14,8 @@ from dgl_generated_cases import CASES, E, Inputs, N, compare, error, pair_of_lay
 
 import edgeless
 import edgeless.dgl.nn as fused
-from edgeless.calls import recording
 from edgeless.dgl import computing, generated
+from edgeless.layers.calls import recording
 
 STOCK = ("TWIRLSConv",)  # it computes on a graph that it makes of the given one
 IN_PART = ("EdgeWeightNorm right",)  # weights of nodes without in-edges are infinite

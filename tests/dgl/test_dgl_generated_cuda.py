@@ -11,7 +11,7 @@ from test_dgl_generated_modules import CASES as MODULES
 from test_dgl_generated_modules import given, nets
 from torch.utils import _pytree as pytree
 
-from edgeless.calls import recording
+from edgeless.layers.calls import recording
 
 pytestmark = pytest.mark.cuda
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import edgeless
 import edgeless.dgl.nn
-from edgeless.calls import recording
+from edgeless.layers.calls import recording
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 import edgeless
 import edgeless.dgl.nn as fused
-from edgeless.calls import recording
 from edgeless.dgl import computing, generated
 from edgeless.dgl.deferred import Unrecorded
 from edgeless.dgl.ops import copy_u_sum
 from edgeless.dgl.ops import edge_softmax as our_softmax
+from edgeless.layers.calls import recording
 from edgeless.programs import Refused
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import edgeless
-from edgeless.calls import recording
+from edgeless.layers.calls import recording
 
 WIDTH = 4
 SMOOTH = (torch.tanh, torch.sigmoid, F.silu, F.softplus, torch.sin, lambda x: x * 0.5 + 1, lambda x: x**2, F.gelu)

@@ -12,8 +12,8 @@ from dgl_generated_cases import CASES, E, Inputs, compare, pair_of_layers
 from torch import nn
 
 import edgeless
-from edgeless.calls import recording
 from edgeless.dgl import computing, generated
+from edgeless.layers.calls import recording
 from edgeless.programs import worth
 
 

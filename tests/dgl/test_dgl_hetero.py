@@ -8,7 +8,7 @@ from dgl_cases import assert_close
 
 import edgeless
 import edgeless.dgl.nn as fused
-from edgeless import hetero_sum
+from edgeless.layers import hetero_sum
 
 SIZES = {"a": 20, "b": 13, "c": 7}
 TYPES = [("a", "leads", "b"), ("b", "back", "a"), ("a", "same", "a"), ("c", "by", "a"), ("a", "of", "c")]

@@ -78,7 +78,7 @@ def test_heads_widths_and_norms(in_size, head_size, heads, use_norm):
 def test_keys_and_values_in_turn(kind, monkeypatch):
     """As where no gradient is asked for and they are large: the values of pairs behind the keys."""
     taken = []
-    monkeypatch.setattr(edgeless.pair_maps, "_takes_turns", lambda *_: taken.append(1) or True)
+    monkeypatch.setattr(edgeless.functional.pair_maps, "_takes_turns", lambda *_: taken.append(1) or True)
     graph = graph_named(kind, torch.int32)
     theirs, ours = layer_pair()
     inputs = inputs_of(graph)

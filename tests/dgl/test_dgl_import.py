@@ -13,7 +13,7 @@ from import_cases import at_once, differences, last_line, results, stands_for, s
 import edgeless.dgl.nn as fused
 import edgeless.dgl.ops as fused_ops
 import edgeless.dgl.transforms as fused_transforms
-from edgeless.backends import LAYERS
+from edgeless.choices.backends import LAYERS
 
 # The names that DGL's example scripts import beside each other.
 STATEMENTS = """

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import edgeless
 import edgeless.dgl.nn as fused
-import edgeless.layer
+import edgeless.functional.layer
 from edgeless.dgl import to_graph
 from edgeless.dgl.nn import _layer, sageconv
 
@@ -57,8 +57,8 @@ def device(request, monkeypatch):
             given = [t for t in (*weights, *others) if t is not None]
             return x.dim() == 2 and all(t.dtype == x.dtype for t in given)
 
-        monkeypatch.setattr(edgeless.layer, "_is_one_op", is_one_op)
-        monkeypatch.setattr(edgeless.layer, "fits", fits)
+        monkeypatch.setattr(edgeless.functional.layer, "_is_one_op", is_one_op)
+        monkeypatch.setattr(edgeless.functional.layer, "fits", fits)
     return request.param
 
 
@@ -268,8 +268,8 @@ def test_without_gradients(name, device):
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_dtype_under_autocast(name, device, monkeypatch):
     """That of the rounded rows, as of DGL's kernels; only GATConv adds its bias in float32 behind them."""
-    monkeypatch.setattr(edgeless.layer, "rounds", lambda xs: True)
-    monkeypatch.setattr(edgeless.layer, "cuda_autocast_dtype", lambda: torch.bfloat16)
+    monkeypatch.setattr(edgeless.functional.layer, "rounds", lambda xs: True)
+    monkeypatch.setattr(edgeless.functional.layer, "cuda_autocast_dtype", lambda: torch.bfloat16)
     layer, graph = make(name, WHOLE[name], device, torch.float32), handle("random", device)
     found = run(layer, graph, features(40, device, torch.float32))
     assert is_whole(found["out"])

@@ -11,8 +11,8 @@ from dgl_cases import GRAPHS, assert_close, features, graph_named, random_graph
 
 import edgeless
 import edgeless.dgl.nn as fused
+from edgeless.checks import INTEGERS
 from edgeless.dgl import ops
-from edgeless.graph_checks import INTEGERS
 
 IN, OUT, R = 6, 4, 5
 REGULARIZERS = {

@@ -1,7 +1,7 @@
 """Makes careless changes to the sources, one at a time, and prints those that every test lets live.
 
     python tests/mutants --count 100 --seed 7        a sample of all changes
-    python tests/mutants --only 'shared/plan*.py'    those of some files
+    python tests/mutants --only 'shared/plan/*.py'    those of some files
     python tests/mutants --list                      what would be tried; nothing runs
     python tests/mutants --changes FILE              hand-picked changes from a file (its form: changes.picked)
 

@@ -155,7 +155,7 @@ for number, (set_, removed) in enumerate((
                 print("open", flush=True)
                 os._exit(0)
             import edgeless
-            from edgeless.engines import tuner
+            from edgeless.choices.engines import tuner
             assert tuner.active == ("EDGELESS_TUNING_FILE" in set_), tuner.active
             os._exit(0)
         except BaseException:
@@ -209,7 +209,7 @@ def test_finding_an_inner_module_imports_nothing(python):
     code = """
 import importlib.util, sys
 import edgeless
-from edgeless.stand_in import _Finder
+from edgeless.layers.stand_in import _Finder
 before = set(sys.modules)
 found = [_Finder.find_spec(name) for name in ("edgeless.pyg.nn.models.basic_gnn", "edgeless.dgl.nn.pytorch.conv")]
 print([spec.name for spec in found], set(sys.modules) - before)

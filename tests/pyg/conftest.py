@@ -27,6 +27,6 @@ def known_state():
 @pytest.fixture(autouse=True)
 def every_size_is_large(monkeypatch):
     """Projections in float32 go through the compiled op, as in large graphs; in float64 through the modules."""
-    from edgeless import projection
+    from edgeless.functional import projection
 
     monkeypatch.setattr(projection, "_LEAST", 0)

@@ -10,7 +10,7 @@ from torch import nn
 from torch_geometric.nn import aggr
 from torch_geometric.utils import degree, scatter, softmax
 
-from edgeless.dropout import seed_tensor
+from edgeless.functional.dropout import seed_tensor
 from edgeless.programs.modes import Modes
 from edgeless.pyg.nn import MessagePassing
 

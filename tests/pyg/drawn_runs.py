@@ -25,9 +25,9 @@ from drawn_messages import STEPS, Drawn, inputs
 from generated_cases import tensors
 from torch import nn
 
-from edgeless.calls import recording
 from edgeless.kernels import compiler
 from edgeless.kernels.nvrtc import installed_nvrtc
+from edgeless.layers.calls import recording
 from edgeless.programs import compiled
 from edgeless.pyg import generated
 

@@ -7,7 +7,7 @@ from generated_cases import Inputs, error, mlp, pair_of_layers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from edgeless.calls import recording
+from edgeless.layers.calls import recording
 
 
 class Net(nn.Module):

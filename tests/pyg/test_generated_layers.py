@@ -17,7 +17,7 @@ from torch_geometric.utils import softmax
 
 import edgeless
 import edgeless.pyg.nn as fused
-from edgeless.calls import recording
+from edgeless.layers.calls import recording
 from edgeless.pyg import generated
 
 STOCK = ("SimpleConv mul",)  # the gradient of a product

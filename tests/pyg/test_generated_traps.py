@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.utils import scatter, softmax
 
 import edgeless
-from edgeless.calls import recording
+from edgeless.layers.calls import recording
 from edgeless.programs import layers
 from edgeless.pyg import generated
 from edgeless.pyg.nn import MessagePassing

@@ -13,7 +13,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import global_add_pool
 
-from edgeless.capture_batches import leaves_of, with_leaves
+from edgeless.capture.batches import leaves_of, with_leaves
 from edgeless.pyg.nn import GATv2Conv, GCNConv, SAGEConv
 
 

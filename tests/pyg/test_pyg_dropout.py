@@ -7,7 +7,7 @@ from pyg_cases import GRAPHS, LAYERS, assert_close, edge_features, layer_pair, n
 
 import edgeless
 from edgeless import reference
-from edgeless.dropout import seed_tensor
+from edgeless.functional.dropout import seed_tensor
 
 GRAPH = GRAPHS["self_loops"]
 RATE = 0.4

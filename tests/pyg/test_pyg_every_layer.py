@@ -18,7 +18,7 @@ from pyg_cases import features, random_edges
 
 import edgeless
 import edgeless.pyg.nn as fused
-from edgeless.backends import LAYERS
+from edgeless.choices.backends import LAYERS
 
 NODES, IN, OUT, EDGE_DIM, RELATIONS = 12, 6, 4, 3, 3
 X = features(NODES, IN, torch.float64)

@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import edgeless
 import edgeless.pyg.nn as fused
-from edgeless.formats import tensors_of
+from edgeless.graph.formats import tensors_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -20,10 +20,12 @@ from torch_geometric.utils import to_dense_batch
 
 import edgeless
 import edgeless.pyg.nn as ours
-from edgeless import calls, padding, watching
-from edgeless.capture_recording import Watch
-from edgeless.dense_rows import DenseRows
+from edgeless import padding
+from edgeless.capture import watching
+from edgeless.capture.model_recording import Watch
+from edgeless.layers import calls
 from edgeless.padding import convert_batchnorm, real_rows
+from edgeless.padding.dense_rows import DenseRows
 from edgeless.pyg.loader import PaddedLoader
 from edgeless.tools.bench.training import molecules as bench_molecules
 

@@ -9,7 +9,7 @@ from pyg_cases import assert_close, features, random_edges
 
 import edgeless
 import edgeless.pyg.nn as fused
-from edgeless import hetero_sum
+from edgeless.layers import hetero_sum
 
 SIZES = {"a": 20, "b": 13, "c": 7}
 TYPES = [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a"), ("c", "by", "a"), ("a", "of", "c")]

@@ -179,7 +179,7 @@ def test_half_precision_errs_at_most_twice_as_much(dtype):
 def test_keys_and_values_in_turn(dtype, metadata, monkeypatch):
     """As where no gradient is asked for and they are large: the values of pairs behind the keys."""
     taken = []
-    monkeypatch.setattr(edgeless.pair_maps, "_takes_turns", lambda *_: taken.append(1) or True)
+    monkeypatch.setattr(edgeless.functional.pair_maps, "_takes_turns", lambda *_: taken.append(1) or True)
     theirs, ours = layer_pair(dtype=dtype, metadata=metadata)
     x_dict = nodes_of(dtype=dtype)
     with torch.no_grad(), edgeless.backend("fused"):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import edgeless
 import edgeless.pyg.nn as fused
-from edgeless.backends import LAYERS
+from edgeless.choices.backends import LAYERS
 
 # The names that PyG's example scripts import beside each other.
 STATEMENTS = """

@@ -308,7 +308,7 @@ def test_compiles_whole(name, aggr, fresh_dynamo):
 
 def test_compiles_where_the_number_of_pairs_is_not_known(fresh_dynamo, monkeypatch):
     """The gradient of an extremum goes back in one of two ways, by the edges for each row of the result."""
-    monkeypatch.setattr(edgeless.aggregation, "gathered_degree", lambda *_: 30)  # as on CUDA
+    monkeypatch.setattr(edgeless.functional.aggregation, "gathered_degree", lambda *_: 30)  # as on CUDA
     test_compiles_whole("RGCNConv", "max", fresh_dynamo)
 
 

@@ -288,5 +288,5 @@ def test_sizes_that_do_not_fit(name):
 def test_a_build_without_their_kernels(name, options, op, monkeypatch):
     """A device may have the kernels for attention and not yet those for sums or extrema."""
     theirs, ours = sum_pair(name, **options)
-    monkeypatch.setitem(edgeless.backends._KERNELS, ("cpu", op), f"this build has no kernels for {op}")
+    monkeypatch.setitem(edgeless.choices.backends._KERNELS, ("cpu", op), f"this build has no kernels for {op}")
     assert_falls_back(theirs, ours, f"no kernels for {op}", node_features(GRAPH), GRAPH[0])

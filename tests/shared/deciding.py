@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from edgeless.engines import ENGINES
-from edgeless.tuning_file import TuningFile
+from edgeless.choices.engines import ENGINES
+from edgeless.choices.tuning_file import TuningFile
 
 DECISION = {
     "fingerprint": "a", "num_src": 1, "num_dst": 1, "num_edges": 1, "device": "d", "edgeless": "0", "torch": "2",

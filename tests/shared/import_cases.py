@@ -15,7 +15,7 @@ from types import FunctionType, ModuleType
 import pytest
 
 import edgeless
-from edgeless.backends import LAYERS
+from edgeless.choices.backends import LAYERS
 
 SWAPS = {
     "torch_geometric.loader": "edgeless.pyg.loader",

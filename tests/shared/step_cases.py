@@ -6,7 +6,7 @@ import torch
 from tape import TapeGraphs
 from torch import nn
 
-from edgeless.capture_step import CapturedStep
+from edgeless.capture.step import CapturedStep
 
 GENERATOR = torch.Generator().manual_seed(0)
 BATCHES = [(torch.randn(6, 4, generator=GENERATOR), torch.randn(6, 2, generator=GENERATOR)) for _ in range(12)]

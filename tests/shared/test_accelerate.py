@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import edgeless
-from edgeless import backends
+from edgeless.choices import backends
 from edgeless.tools.cli import devices
 
 

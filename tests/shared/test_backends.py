@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import edgeless
-from edgeless import backends
+from edgeless.choices import backends
 
 
 class Stock(torch.nn.Module):

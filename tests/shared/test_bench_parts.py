@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from edgeless.plan import DEVICES, Step, attention_steps, spmm_step
+from edgeless.plan.steps import DEVICES, Step, attention_steps, spmm_step
 from edgeless.tools.bench import graphs, plans, report, twins
 from edgeless.tools.bench.baseline import H200, Baseline, geometric_means
 from edgeless.tools.bench.measure import Result

@@ -38,7 +38,7 @@ def test_molecules_are_like_their_data_set(name):
 def test_peers_train_alike(model):
     graphs, losses = training.molecules("qm9", 32), {}
     for peer in ("pyg", "edgeless-pyg", "edgeless-pyg-captured"):
-        made = training._of_molecules(peer, model, "qm9", 8, CPU, graphs)
+        made = training._of_molecules(peer, model, "qm9", 8, "fp32", CPU, graphs)
         torch.manual_seed(1)
         batches = made.batches()
         losses[peer] = torch.stack([made.step(next(batches)) for _ in range(2)])
@@ -46,6 +46,23 @@ def test_peers_train_alike(model):
         del losses["edgeless-pyg-captured"]
     for peer, found in losses.items():
         assert torch.allclose(found, losses["pyg"], rtol=1e-3), peer
+
+
+def test_under_autocast_the_step_computes_in_16_bits():
+    graphs, losses = training.molecules("qm9", 32), []
+    for dtype in ("fp32", "bf16"):
+        made = training._of_molecules("pyg", "gine", "qm9", 8, dtype, CPU, graphs)
+        torch.manual_seed(1)
+        losses.append(made.step(next(made.batches())))
+    assert losses[0] != losses[1] and torch.allclose(*losses, rtol=0.1)
+
+
+def test_the_peer_with_cuda_graphs_has_padded_batches_and_the_stock_model(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch, "compile", lambda net, **options: modes.append(options) or net)
+    made = training._of_molecules("pyg-reduce-overhead", "gine", "qm9", 8, "fp32", CPU, training.molecules("qm9", 32))
+    assert modes == [{"mode": "reduce-overhead", "dynamic": True}] and made.sizes is not None and made.handle is None
+    assert made.step(next(made.batches())).isfinite()
 
 
 @pytest.mark.parametrize("model", training.ON_A_GRAPH)
@@ -56,19 +73,24 @@ def test_models_of_a_graph(model):
 
 
 def test_a_padded_batch_has_as_many_outputs_as_graphs():
-    made = training._of_molecules("edgeless-pyg-captured", "gine", "zinc", 8, CPU, training.molecules("zinc", 16))
+    made = training._of_molecules(
+        "edgeless-pyg-captured", "gine", "zinc", 8, "fp32", CPU, training.molecules("zinc", 16)
+    )
     batch = next(made.batches())
     with real_rows(batch):
         assert batch.num_graphs == batch.graph_mask.numel() > batch.graph_mask.sum() == 8 and made.sizes.batches
     assert made.step(batch).shape == () and "not on the current GPU" in made.why()
 
 
-def test_the_command_prints_and_writes(tmp_path, capsys):
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_command_prints_and_writes(tmp_path, capsys, dtype):
     file = tmp_path / "steps.json"
     command = ["bench", "--training", "gine", "--graph", "qm9", "--molecules", "8", "--device", "cpu", "--rounds", "1"]
-    assert main([*command, "--peers", "pyg", "edgeless-pyg-captured", "--json", str(file)]) == 0
-    assert "training gine on batches of 8 molecules as in qm9" in capsys.readouterr().out
+    command += ["--dtype", dtype, "--peers", "pyg", "edgeless-pyg-captured", "--json", str(file)]
+    assert main(command) == 0
+    assert f"training gine in {dtype} on batches of 8 molecules as in qm9" in capsys.readouterr().out
     rows = json.loads(file.read_text())["results"]
+    assert {row["dtype"] for row in rows} == {dtype}
     assert [row["peer"] for row in rows] == ["pyg", "edgeless-pyg-captured"]
     assert all(row["failed"] is None and row["total_ms"] >= row["step_ms"] > 0 for row in rows)
     assert rows[0]["waste"] is None and 0 <= rows[1]["waste"] < 0.5 and rows[1]["why"] is not None
@@ -79,7 +101,7 @@ def test_a_peer_that_fails_has_its_reason(monkeypatch):
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(training, "_turn", failing)
-    (row,) = training.measure("qm9", None, "gine", 4, ["pyg"], CPU, 1)
+    (row,) = training.measure("qm9", None, "gine", 4, "fp32", ["pyg"], CPU, 1)
     assert row.failed == "RuntimeError: out of luck" and row.step_ms is None
 
 
@@ -90,5 +112,7 @@ def test_what_does_not_go_together_is_an_error():
         training.check(["pna"], ["cora"])
     with pytest.raises(UsageError, match="for --training there are pyg, pyg-compiled"):
         training.peers_of(["dgl"])
+    with pytest.raises(UsageError, match="--dtype fp16: for --training there are fp32 and bf16"):
+        training.check(["gine"], ["zinc"], ["fp16"])
     for name in ("small", "small-molecules"):
         training.check(SUITES[name]["training"], SUITES[name]["graph"])

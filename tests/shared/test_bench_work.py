@@ -107,10 +107,12 @@ def test_short_runs_of_an_engine_are_replayed(ms, cuda, waits, replays, monkeypa
     engines = []
     x = SimpleNamespace(is_cuda=cuda)
     monkeypatch.setattr(Work, "_precision", lambda self: torch.enable_grad())
-    work = EngineWork(lambda: engines.append(edgeless.engines.current_engine()), [x], engine="rowsplit", waits=waits)
+    work = EngineWork(
+        lambda: engines.append(edgeless.choices.engines.current_engine()), [x], engine="rowsplit", waits=waits
+    )
     work.forward(), work.forward()
     assert work.is_replayed("forward") is replays and not work.is_replayed("forward_backward")
-    assert set(engines) == {"rowsplit"} and edgeless.engines.current_engine() == "auto"
+    assert set(engines) == {"rowsplit"} and edgeless.choices.engines.current_engine() == "auto"
     before = len(engines)
     work.forward()
     assert len(engines) == before + (not replays)

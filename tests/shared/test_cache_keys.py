@@ -15,8 +15,8 @@ from torch import Tensor
 
 import edgeless
 from edgeless import Graph, TypedGraph, cache
-from edgeless.formats import Keeper
-from edgeless.graph_cache import GraphCache
+from edgeless.graph.formats import Keeper
+from edgeless.graph.weak_cache import GraphCache
 
 EDGES = torch.tensor([[0, 1, 2, 3, 3, 0, 0], [1, 2, 2, 0, 3, 2, 2]])
 TYPES = torch.tensor([0, 1, 1, 0, 1, 0, 1])
@@ -149,7 +149,7 @@ def means():
 
 
 def orders():
-    relational = importlib.import_module("edgeless.relational")
+    relational = importlib.import_module("edgeless.functional.relational")
     number = torch.arange(2000)  # 900 pairs of sources and types, 300 of destinations and types
     edges = torch.stack((number % 450, number % 150))
     graph = TypedGraph(Graph.from_edge_index(edges, 450, 150), number // 450 % 2, 2)
@@ -208,7 +208,7 @@ def walk_arrays():
 
 # File and function that make the keys -> their users.
 USERS = {
-    "graph_cache.py:graph_of_edge_index": edge_lists,
+    "graph/weak_cache.py:graph_of_edge_index": edge_lists,
     "pyg/convert.py:SparseMatrix.graph": sparse_matrices,
     "pyg/convert.py:SparseStorage.graph": sparse_tensors,
     "pyg/relations.py:typed_graph": typed_edge_lists,
@@ -224,18 +224,18 @@ USERS = {
     "dgl/nn/_node_types.py:nodes_by_type": dgl_node_types,
     "dgl/nn/heterographconv.py:_joined": dgl_joined_relations,
     "dgl/nn/heterographconv.py:_normalization": norms_of_dgl,
-    "graph.py:Graph.degree_scale": scales,
-    "relational.py:transforms": orders,
-    "typed_graph.py:TypedGraph.mean_weight": means,
-    "typed_graph.py:TypedGraph.tiled": tiles,
+    "graph/handle.py:Graph.degree_scale": scales,
+    "functional/relational.py:transforms": orders,
+    "graph/typed.py:TypedGraph.mean_weight": means,
+    "graph/typed.py:TypedGraph.tiled": tiles,
 }
 # Functions that pass on the key of their caller, or whose key has no fields.
 WITHOUT_FIELDS = {
     "cache.py:graph_from_object": "adds a name to its caller's key",
-    "typed_graph.py:typed_graph_for": "adds a name and the other object to its caller's key",
+    "graph/typed.py:typed_graph_for": "adds a name and the other object to its caller's key",
     "pyg/nn/aggr.py:_graph_of": "the number of rows is the last number of ptr, or the graph cannot be built",
-    "engines.py:_keep": "the name of an engine",
-    "engines.py:_prepare": "the name of an engine",
+    "choices/engines.py:_keep": "the name of an engine",
+    "choices/engines.py:_prepare": "the name of an engine",
     "tools/cli/plan_layers.py:_Counts": "the keys of the typed graph that it stands for",
 }
 

@@ -43,7 +43,7 @@ def test_many_threads():
     edgeless.set_cache_limit(2**30)
     shared.clear()
     assert counts()[2] == 0
-    assert edgeless.graph_cache._cache._charged == 0
+    assert edgeless.graph.weak_cache._cache._charged == 0
 
 
 def test_an_anchor_that_dies_inside_the_cache():
@@ -67,7 +67,7 @@ def test_a_child_forked_inside_the_cache_does_not_wait():
     holding, done = threading.Event(), threading.Event()
 
     def hold():
-        with edgeless.graph_cache._cache._locked():
+        with edgeless.graph.weak_cache._cache._locked():
             holding.set()
             done.wait(60)
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import edgeless
-from edgeless import backends, calls
-from edgeless.explanation import Printed
+from edgeless.choices import backends
+from edgeless.layers import calls
+from edgeless.layers.explanation import Printed
 
 X = torch.ones(3, 2)
 

@@ -16,7 +16,7 @@ from tape import ENDS, Layer, X, captured, eager, taped
 from torch import nn
 
 import edgeless
-from edgeless.capture_keys import flatten, unflatten
+from edgeless.capture.keys import flatten, unflatten
 
 
 def test_equal_calls_are_captured_after_the_warm_up():
@@ -169,7 +169,7 @@ def test_new_tensors_that_look_alike_are_never_captured(monkeypatch):
     def same_key(args, kwargs, device):
         return b"", (), [*args]
 
-    monkeypatch.setattr(importlib.import_module("edgeless.capture"), "call_key", same_key)
+    monkeypatch.setattr(importlib.import_module("edgeless.capture.model"), "call_key", same_key)
     model = Layer()
     handle = taped(model, most=4)
     for _ in range(12):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import edgeless
-from edgeless import _C, capture_keys
+from edgeless import _C
+from edgeless.capture import keys as capture_keys
 
 # Settings ----------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import edgeless
-from edgeless.capture_keys import State, Unfit, leaf_key
+from edgeless.capture.keys import State, Unfit, leaf_key
 
 
 class SetsAttributes(Layer):

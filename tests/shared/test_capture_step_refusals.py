@@ -11,10 +11,10 @@ from step_cases import BATCHES, Net, follow, plain_step, same, taped_step, two_r
 from torch import nn
 
 import edgeless
-from edgeless.capture_batches import leaves_of, step_key, with_leaves
-from edgeless.capture_keys import Unfit
-from edgeless.capture_step_recording import _heard
-from edgeless.deferred_checks import DeferredChecks, deferring
+from edgeless.capture.batches import leaves_of, step_key, with_leaves
+from edgeless.capture.keys import Unfit
+from edgeless.capture.step_recording import _heard
+from edgeless.graph.deferred_checks import DeferredChecks, deferring
 
 
 def with_effect(effect):

@@ -16,9 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import edgeless.distributed as ed
-from edgeless import json_files
 from edgeless.distributed.store_checks import contents_of
-from edgeless.fingerprint import of_tensors
+from edgeless.files import json_files
+from edgeless.graph.fingerprint import of_tensors
 
 NODES, EDGES, LAST = 12, 30, "part-00001.safetensors"
 # What stands in the place of a value of the manifest: of every type that JSON has, and numbers that are too large.

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import edgeless
-from edgeless import backends, gpus, kernels
+from edgeless import kernels
+from edgeless.choices import backends, gpus
 from edgeless.kernels import NvrtcError
 
 CUDA = torch.device("cuda", 0)
@@ -138,7 +139,7 @@ def test_a_layer_is_told(machine, monkeypatch):
     words = "the GPU (Some GPU) has compute capability 7.0, and the kernels of spmm need 7.5"
     assert backends.kernel_refusal(CUDA, "spmm") == words
     assert backends.kernel_refusal(torch.device("cpu"), "spmm") is None
-    from edgeless import functional_checks
+    from edgeless.functional import checks as functional_checks
 
     assert functional_checks.runs_reference("spmm", CUDA, "spmm")  # plain PyTorch, and no error
     with edgeless.backend("fused"), pytest.raises(edgeless.NotFusedError, match=r"^spmm: the GPU \(Some GPU\) has"):
@@ -160,7 +161,7 @@ def test_a_layer_on_a_cpu_asks_no_gpu():
 import sys, torch, edgeless
 graph = edgeless.Graph.from_edge_index(torch.tensor([[0, 1], [1, 1]]), 2, 2)
 edgeless.functional.spmm(graph, torch.ones(2, 3))
-assert edgeless.gpus._refusals == {} and not torch.cuda.is_initialized()
+assert edgeless.choices.gpus._refusals == {} and not torch.cuda.is_initialized()
 assert "edgeless.kernels" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeless import padding
-from edgeless.masked_norm import RealRows, normalize, normalize_by_ops
 from edgeless.padding import BatchNorm1d, real_rows
+from edgeless.padding.masked_norm import RealRows, normalize, normalize_by_ops
 
 
 def arguments(affine, seed=0):

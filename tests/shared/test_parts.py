@@ -20,8 +20,9 @@ from processes import forking
 
 import edgeless
 import edgeless.distributed as ed
-from edgeless import functional, layer
+from edgeless import functional
 from edgeless.distributed.exchange import Halo
+from edgeless.functional import layer
 
 needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 

@@ -5,7 +5,7 @@ import torch
 
 import edgeless
 from edgeless.__main__ import main
-from edgeless.plan import Device
+from edgeless.plan.steps import Device
 from edgeless.tools.bench import graphs
 from edgeless.tools.bench.command import SUITES
 from edgeless.tools.bench.shapes import DIMS, HEADS

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from edgeless.__main__ import main
-from edgeless.plan import DEVICES, Step
+from edgeless.plan.steps import DEVICES, Step
 from edgeless.tools.bench import plans
 from edgeless.tools.bench.plans import Sizes
 from edgeless.tools.cli.plan_turns import FARTHEST, turns

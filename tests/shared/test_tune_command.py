@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from edgeless import engines
 from edgeless.__main__ import main
-from edgeless.engines import ENGINES
+from edgeless.choices import engines
+from edgeless.choices.engines import ENGINES
+from edgeless.choices.tuning_file import TuningFile
 from edgeless.tools import tuning_measure
 from edgeless.tools.bench import graphs
 from edgeless.tools.cli import tune_command
 from edgeless.tools.tuning_measure import Measured
-from edgeless.tuning_file import TuningFile
 
 
 @pytest.fixture

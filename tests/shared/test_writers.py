@@ -15,11 +15,12 @@ from deciding import decide
 from processes import forking
 
 import edgeless.distributed as ed
-from edgeless import Graph, blocks, file_lock
-from edgeless.engines import ENGINES
+from edgeless import Graph, blocks
+from edgeless.choices.engines import ENGINES
+from edgeless.choices.tuning_file import TuningFile
+from edgeless.files import file_lock
+from edgeless.files.whole_files import whole_file
 from edgeless.tools.cli.files import OutputError, writing
-from edgeless.tuning_file import TuningFile
-from edgeless.whole_files import whole_file
 
 partition_module = sys.modules["edgeless.distributed.partition"]  # whose name is the function's, too
 
@@ -217,7 +218,7 @@ LIMITED = """
 import resource, sys, torch
 import edgeless.distributed as ed
 from edgeless import Graph, blocks
-from edgeless.tuning_file import TuningFile
+from edgeless.choices.tuning_file import TuningFile
 sys.path[:0] = {path!r}
 from deciding import DECISION
 from test_writers import ENGINES, Path, decide, graph_of, names, parts_of

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Optional
 
@@ -117,7 +118,7 @@ SUITES = {
         "mode": ["forward_backward"],
         "baseline": H200,
     },
-    "small": {"graph": ["tiny"], "training": training.ON_A_GRAPH},
+    "small": {"graph": ["tiny"], "training": training.ON_A_GRAPH, "dtype": ["fp32", "bf16"]},
     "small-molecules": {
         "graph": list(training.DATASETS),
         "training": training.ON_MOLECULES,
@@ -366,7 +367,7 @@ def run(args: argparse.Namespace) -> int:
     typed = [f"{option} {name}" for option, names in named.items() for name in names if name in RELATIONAL]
     if args.training:
         training.peers_of(args.peers)
-        training.check(args.training, args.graph)
+        training.check(args.training, args.graph, args.dtype)
     others = bool(cases or steps or renewed or several or args.shapes)
     for name in args.graph:
         if name not in training.DATASETS or others:
@@ -385,8 +386,8 @@ def run(args: argparse.Namespace) -> int:
     for name in args.graph:
         for model in args.training or ():
             made = None if name in training.DATASETS else load(name, args.data, device)
-            for count in args.molecules if made is None else [None]:
-                trained = training.measure(name, made, model, count, args.peers, device, timer.rounds)
+            for count, dtype in product(args.molecules if made is None else [None], args.dtype):
+                trained = training.measure(name, made, model, count, dtype, args.peers, device, timer.rounds)
                 training.print_steps(trained, device)
                 keep([asdict(row) for row in trained])
         if several:

@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import edgeless.distributed as ed
 from edgeless import prefetch
-from edgeless.backends import backend
-from edgeless.graph import Graph
+from edgeless.choices.backends import backend
+from edgeless.graph.handle import Graph
 from edgeless.tools.cli.console import milliseconds, print_table
 from edgeless.tools.cli.devices import describe_device
 from edgeless.tools.cli.layers import LAYERS, make_layer

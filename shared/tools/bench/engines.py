@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from edgeless import wsb
+from edgeless.graph import wsb
 from edgeless.tools.cli.console import print_table
 
 from .graphs import BenchGraph

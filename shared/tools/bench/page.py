@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from edgeless.whole_files import whole_file
+from edgeless.files.whole_files import whole_file
 
 from . import ddp, generated, page_tables, picture, scaleout, shapes, training_page
 from .command import SUITES

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import edgeless
-from edgeless.engines import waits_for_gpu
-from edgeless.plan_recording import record
+from edgeless.choices.engines import waits_for_gpu
+from edgeless.plan.recording import record
 from edgeless.tools.cli.layers import EVERY_LAYER, make_input, make_layer
 
 from .graphs import BenchGraph

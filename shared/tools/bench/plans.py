@@ -8,9 +8,9 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from edgeless.aggregation import gathered_degree
-from edgeless.engines import ROWSPLIT, named
-from edgeless.plan import Device, Step, attention_steps, extremum_steps, spmm_step
+from edgeless.choices.engines import ROWSPLIT, named
+from edgeless.functional.aggregation import gathered_degree
+from edgeless.plan.steps import Device, Step, attention_steps, extremum_steps, spmm_step
 
 from .ops import parse
 

@@ -7,7 +7,7 @@ from typing import Optional
 
 import torch
 
-from edgeless.plan import Device, Step
+from edgeless.plan.steps import Device, Step
 from edgeless.tools.cli.console import megabytes, milliseconds, plus_minus, print_table, times
 from edgeless.tools.cli.devices import describe_device
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import edgeless.distributed as ed
-from edgeless.backends import backend
-from edgeless.graph import Graph
+from edgeless.choices.backends import backend
+from edgeless.graph.handle import Graph
 from edgeless.tools.cli.console import megabytes, milliseconds, print_table, times
 from edgeless.tools.cli.devices import UsageError, describe_device, require
 from edgeless.tools.cli.layers import make_layer

@@ -2,12 +2,14 @@
 
 Molecules are made here, with numbers of atoms and widths of features as in three well-known data sets. Every step has a
 new batch. Its time is taken twice: from a batch that is on the device, and with the loader, padding and copies. The
-captured peer has padded batches, made on the device (:class:`edgeless.pyg.loader.PaddedLoader`), the others those of
-PyG's loader.
+captured peer has padded batches, made on the device (:class:`edgeless.pyg.loader.PaddedLoader`), and so has
+``pyg-reduce-overhead``, PyG's model compiled with CUDA graphs, which need sizes that repeat; its batch norms are the
+stock ones, which see the padding. The others have batches of PyG's loader. In bfloat16 the forward runs under autocast.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
@@ -25,7 +27,7 @@ from edgeless.tools.timing import Timing, in_a_line
 from .graphs import BenchGraph
 from .minibatch import clock_of
 
-PEERS = ("pyg", "pyg-compiled", "edgeless-pyg", "edgeless-pyg-captured")
+PEERS = ("pyg", "pyg-compiled", "pyg-reduce-overhead", "edgeless-pyg", "edgeless-pyg-captured")
 WIDTH, BONDS, DEPTH, CLASSES = 64, 16, 4, 7
 ON_MOLECULES = ("gine", "gatv2", "pna", "gps")
 ON_A_GRAPH = ("gcn", "gat", "gatv2", "transformer", "gin")
@@ -63,6 +65,7 @@ class Step:
     batch_size: Optional[int]
     model: str
     peer: str
+    dtype: str = "fp32"
     failed: Optional[str] = None
     step_ms: Optional[float] = None
     total_ms: Optional[float] = None
@@ -86,8 +89,11 @@ def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
     return chosen
 
 
-def check(models: Sequence[str], graphs: Sequence[str]) -> None:
-    """Raises UsageError where a model does not train on a graph."""
+def check(models: Sequence[str], graphs: Sequence[str], dtypes: Sequence[str] = ()) -> None:
+    """Raises UsageError where a model does not train on a graph, or not in a dtype."""
+    for dtype in dtypes:
+        if dtype not in ("fp32", "bf16"):
+            raise UsageError(f"--dtype {dtype}: for --training there are fp32 and bf16")
     for graph in graphs:
         known = ON_MOLECULES if graph in DATASETS else ON_A_GRAPH
         for model in models:
@@ -198,30 +204,32 @@ class Peer:
         return self.handle.report().replace("\n", ";")
 
 
-def _of_molecules(peer: str, model: str, name: str, batch_size: int, device: torch.device, graphs: list) -> Peer:
+def _of_molecules(peer: str, model: str, name: str, batch_size: int, dtype: str, device: torch.device, graphs) -> Peer:
     from torch_geometric.loader import DataLoader
 
     torch.manual_seed(0)
     net = OnMolecules(model, DATASETS[name].features)
-    pads = peer.endswith("captured")
+    captures, pads = peer.endswith("captured"), peer.endswith(("captured", "reduce-overhead"))
     if pads:
         from edgeless.pyg.loader import PaddedLoader
 
         loader = PaddedLoader(graphs, batch_size, shuffle=True, drop_last=True, device=device)
-        padding.convert_batchnorm(net)
     else:
         loader = DataLoader(graphs, batch_size, shuffle=True, drop_last=True)
+    if captures:
+        padding.convert_batchnorm(net)
     net, optimizer = _on(peer, net, device)
-    called = torch.compile(net, dynamic=True) if peer.endswith("compiled") else net
+    called = _compiled(peer, net, dynamic=True)
 
     def step(batch: Any) -> Tensor:
         optimizer.zero_grad()
+        rows = padding.real_rows(batch) if captures else contextlib.nullcontext()
+        with rows, _precision(dtype, device):
+            errors = (called(batch).float() - batch.y).abs()
         if pads:
-            with padding.real_rows(batch):
-                errors = (called(batch) - batch.y).abs()
             loss = torch.where(batch.graph_mask, errors, 0).sum() / batch.graph_mask.sum()
         else:
-            loss = (called(batch) - batch.y).abs().mean()
+            loss = errors.mean()
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -230,19 +238,20 @@ def _of_molecules(peer: str, model: str, name: str, batch_size: int, device: tor
         while True:
             yield from loader
 
-    return _captured(Peer(step, batches, sizes=getattr(loader, "sizes", None)), pads, net, optimizer)
+    return _captured(Peer(step, batches, sizes=getattr(loader, "sizes", None)), captures, net, optimizer)
 
 
-def _of_a_graph(peer: str, model: str, graph: BenchGraph, device: torch.device) -> Peer:
+def _of_a_graph(peer: str, model: str, graph: BenchGraph, dtype: str, device: torch.device) -> Peer:
     torch.manual_seed(0)
     x = torch.randn(graph.num_nodes, 128).to(device)
     labels = torch.randint(CLASSES, (graph.num_nodes,)).to(device)
     net, optimizer = _on(peer, OnAGraph(model, 128), device)
-    called = torch.compile(net) if peer.endswith("compiled") else net
+    called = _compiled(peer, net)
 
     def step(edge_index: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(called(x, edge_index), labels)
+        with _precision(dtype, device):
+            loss = F.cross_entropy(called(x, edge_index).float(), labels)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -252,6 +261,16 @@ def _of_a_graph(peer: str, model: str, graph: BenchGraph, device: torch.device) 
             yield graph.edge_index
 
     return _captured(Peer(step, batches), peer.endswith("captured"), net, optimizer)
+
+
+def _compiled(peer: str, net: torch.nn.Module, **options: Any) -> Callable[..., Tensor]:
+    if peer.endswith("reduce-overhead"):
+        return torch.compile(net, mode="reduce-overhead", **options)
+    return torch.compile(net, **options) if peer.endswith("compiled") else net
+
+
+def _precision(dtype: str, device: torch.device) -> contextlib.AbstractContextManager:
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
 
 
 def _on(peer: str, net: torch.nn.Module, device: torch.device):
@@ -272,6 +291,7 @@ def measure(
     graph: Optional[BenchGraph],
     model: str,
     batch_size: Optional[int],
+    dtype: str,
     wanted: Optional[Sequence[str]],
     device: torch.device,
     rounds: int,
@@ -281,6 +301,7 @@ def measure(
     Args:
         name: of the data.
         graph: the graph of all steps, or None for the molecules of that name, of which ``batch_size`` are in a batch.
+        dtype: ``"fp32"`` or ``"bf16"``.
     """
     names, failed, peers = peers_of(wanted), {}, {}
     graphs = [] if graph is not None else molecules(name, min(_EPOCH * batch_size, 20_480))
@@ -293,9 +314,9 @@ def measure(
             try:
                 if peer not in peers:
                     made = (
-                        _of_molecules(peer, model, name, batch_size, device, graphs)
+                        _of_molecules(peer, model, name, batch_size, dtype, device, graphs)
                         if graph is None
-                        else _of_a_graph(peer, model, graph, device)
+                        else _of_a_graph(peer, model, graph, dtype, device)
                     )
                     peers[peer] = made, made.batches()
                 warmup = WARMUP if device.type == "cuda" and not at else 3
@@ -307,7 +328,7 @@ def measure(
                 failed[peer] = in_a_line(error)
     rows = []
     for peer in names:
-        row = Step(name, batch_size, model, peer, failed.get(peer))
+        row = Step(name, batch_size, model, peer, dtype, failed.get(peer))
         if row.failed is None:
             steps, total = found[peer]
             row.step_ms, row.total_ms, row.spread = steps.median, total.median, total.spread
@@ -368,7 +389,7 @@ def print_steps(rows: list[Step], device: torch.device) -> None:
     notes = [f"{row.peer}: {row.failed or row.why}" for row in rows if row.failed or row.why]
     print()
     print_table(
-        f"training {first.model} on {of}; {describe_device(device)}",
+        f"training {first.model} in {first.dtype} on {of}; {describe_device(device)}",
         ["peer", "step, ms", "with loader", "spread", "faster than PyG by", "with loader", "peak, MB", "padding"],
         table,
         notes,

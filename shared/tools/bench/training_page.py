@@ -10,17 +10,17 @@ from .page_tables import MISSING, ratio
 from .runs import Suite, geometric_mean
 from .training import PEERS
 
-_COLUMNS = ["PyG", "PyG compiled", "edgeless", "edgeless, captured"]  # of PEERS
+_COLUMNS = ["PyG", "PyG compiled", "PyG with CUDA graphs", "edgeless", "edgeless, captured"]  # of PEERS
 _Cases = dict[tuple, dict[str, dict]]
 
 
 def molecules(suite: Suite) -> tuple[list[str], list[list[str]]]:
     """One row for each data set, number of molecules and model, then the means of each number of molecules."""
     cases, rows = _cases(suite), []
-    for (graph, count, model), found in cases.items():
+    for (graph, count, *model), found in cases.items():
         cells = [_both(found.get(peer), found.get("pyg")) for peer in PEERS]
-        rows.append([f"{graph}, {count}, {model}", *cells, _memory(found), _padding(found.get(PEERS[-1]))])
-    for count in dict.fromkeys(count for _, count, _ in cases):
+        rows.append([f"{graph}, {count}, {' '.join(model)}", *cells, _memory(found), _padding(found.get(PEERS[-1]))])
+    for count in dict.fromkeys(count for _, count, *_ in cases):
         means = [_mean([found for case, found in cases.items() if case[1] == count], peer) for peer in PEERS[1:]]
         rows.append([f"**{count} molecules, geometric mean**", "", *means, "", ""])
     return ["", *_COLUMNS, "memory", "padding"], rows
@@ -29,17 +29,17 @@ def molecules(suite: Suite) -> tuple[list[str], list[list[str]]]:
 def one_graph(suite: Suite) -> tuple[list[str], list[list[str]]]:
     """One row for each graph and model."""
     rows = []
-    for (graph, _, model), found in _cases(suite).items():
+    for (graph, _, *model), found in _cases(suite).items():
         cells = [_step(found.get(peer), found.get("pyg")) for peer in PEERS]
-        rows.append([f"{graph}, {model}", *cells, _memory(found)])
+        rows.append([f"{graph}, {' '.join(model)}", *cells, _memory(found)])
     return ["", *_COLUMNS, "memory"], rows
 
 
 def _cases(suite: Suite) -> _Cases:
-    """The steps that were measured, by peer, of each data set, number of molecules and model."""
+    """The steps that were measured, by peer, of each data set, number of molecules, model and dtype."""
     cases: _Cases = {}
     for row in suite.rows:
-        found = cases.setdefault((row["graph"], row["batch_size"], row["model"]), {})
+        found = cases.setdefault((row["graph"], row["batch_size"], row["model"], row.get("dtype", "fp32")), {})
         if row["failed"] is None:
             found[row["peer"]] = row
     return cases

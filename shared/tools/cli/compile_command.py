@@ -24,7 +24,7 @@ from edgeless.kernels import (
     read_log,
 )
 from edgeless.kernels.pack import pack_into
-from edgeless.plan import DEVICES
+from edgeless.plan.steps import DEVICES
 
 from ..bench.work import DTYPES
 from .devices import UsageError

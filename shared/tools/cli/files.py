@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgeless.whole_files import whole_file
+from edgeless.files.whole_files import whole_file
 
 from .devices import UsageError
 

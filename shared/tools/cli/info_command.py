@@ -13,7 +13,7 @@ import torch
 
 import edgeless
 from edgeless import _C
-from edgeless.backends import LAYERS
+from edgeless.choices.backends import LAYERS
 from edgeless.kernels import NvrtcError, default_packs, default_store, headers, installed_nvrtc
 from edgeless.tools.cli.devices import PACKAGES, installed
 

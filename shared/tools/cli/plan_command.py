@@ -11,8 +11,8 @@ from typing import Optional
 
 import torch
 
-from edgeless.engines import ENGINES
-from edgeless.plan import DEVICES, Device, Step, table
+from edgeless.choices.engines import ENGINES
+from edgeless.plan.steps import DEVICES, Device, Step, table
 from edgeless.tools.bench import graphs, plans, shapes, twins
 from edgeless.tools.bench.command import SUITES
 from edgeless.tools.bench.plans import Sizes

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from edgeless.adjacency import Compressed
-from edgeless.graph import Graph
+from edgeless.functional.pair_attention import fits, pair_attention, walks
+from edgeless.functional.pair_maps import pair_dot_attention
+from edgeless.functional.relational_layer import relational_layer
+from edgeless.graph.adjacency import Compressed
+from edgeless.graph.handle import Graph
+from edgeless.graph.typed import _TILED_CUT, CUT, Compact, TypedGraph
 from edgeless.ops.relational import OF_PIECE, OF_ROW, OF_ROW_TILE, OF_TILE
-from edgeless.pair_attention import fits, pair_attention, walks
-from edgeless.pair_maps import pair_dot_attention
-from edgeless.plan import Device, Step, planned_for
-from edgeless.plan_recording import record_stand_ins
-from edgeless.relational_layer import relational_layer
-from edgeless.typed_graph import _TILED_CUT, CUT, Compact, TypedGraph
+from edgeless.plan.recording import record_stand_ins
+from edgeless.plan.steps import Device, Step, planned_for
 
 __all__ = ["PLANNED", "layer_steps"]
 

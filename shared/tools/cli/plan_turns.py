@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, Optional
 
-from edgeless.plan import Step
+from edgeless.plan.steps import Step
 from edgeless.tools.bench.plans import Sizes
 
 __all__ = ["Turn", "turns"]

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-from edgeless.engines import tuner
-from edgeless.graph import Graph
+from edgeless.choices.engines import tuner
+from edgeless.choices.tuning import MODES, Shape, shape_of_dot, sides_of
+from edgeless.choices.tuning_file import Entry
+from edgeless.graph.handle import Graph
 from edgeless.tools import tuning_measure
 from edgeless.tools.bench.graphs import HELP, BenchGraph, check_name, load
 from edgeless.tools.bench.ops import graph_of
 from edgeless.tools.bench.work import DTYPES, Case, op_case
 from edgeless.tools.tuning_measure import Measured, break_even, entry_of
-from edgeless.tuning import MODES, Shape, shape_of_dot, sides_of
-from edgeless.tuning_file import Entry
 
 from .console import milliseconds, print_table
 from .devices import UsageError, describe_device, pick_device

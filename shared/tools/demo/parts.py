@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import edgeless
 import edgeless.distributed as ed
-from edgeless.graph import Graph
+from edgeless.graph.handle import Graph
 from edgeless.tools.cli.child import ChildError, run_child
 from edgeless.tools.cli.console import megabytes, milliseconds, print_table, progress
 from edgeless.tools.cli.devices import UsageError, describe_device

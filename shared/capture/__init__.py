@@ -1,0 +1,1 @@
+"""Models and training steps that are replayed from CUDA graphs."""
