@@ -22,7 +22,7 @@ from .passes import rewrite
 from .recording import Ops
 from .rules import Inference, space_of, value_of
 from .schedule import Schedule, Walk, is_fold, is_total, operands, schedule, steps_text, values_text
-from .spaces import EDGE, Argument, Refused, Sizes
+from .spaces import EDGE, FIRST, Argument, Refused, Sizes
 from .tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
 
 
@@ -74,6 +74,7 @@ class Program:
         self.differentiable = [False] * self.results
         if self.wanted:
             self._add_backward(infer, arguments)
+        self.loose = {p - FIRST for p, depends in zip(self.wanted, self.depends) if not depends}
         self.compile()
 
     def _add_backward(self, infer: Inference, arguments: list[Argument]) -> None:
@@ -172,6 +173,8 @@ class Program:
             tensors: the arguments behind ``ends``, ``ids`` and ``seed``.
             seed: of dropout, int64 ``[1]``; None draws one from torch's generator.
         """
+        if self.loose and torch.is_grad_enabled():  # a backward through what nothing reads could be a second one
+            tensors = [t.detach() if i in self.loose else t for i, t in enumerate(tensors)]
         if self.landing is not None:
             with torch.autocast(graph.device.type, enabled=False):
                 nothing = torch.empty(0, dtype=torch.int64)
@@ -310,18 +313,19 @@ def _differentiable(program: Program, graph: Graph, tensors, cotangents) -> list
     """Gradients by ops over all edges, which can be differentiated, and computed for a batch of cotangents."""
     tensors = list(tensors)
     create_graph = torch.is_grad_enabled()
+    positions = [p for p, depends in zip(program.wanted, program.depends) if depends]
     with torch.enable_grad():
-        aliases = {p: tensors[p].view_as(tensors[p]) for p in program.wanted}
-    for position in program.wanted:  # one tensor may be several arguments, each of which has a gradient of its own
+        aliases = {p: tensors[p].view_as(tensors[p]) for p in positions}
+    for position in positions:  # one tensor may be several arguments, each of which has a gradient of its own
         tensors[position] = aliases[position]
     with torch.autocast(graph.device.type, enabled=False), torch.enable_grad():
         outputs = program.run_whole(graph, tensors)[: program.results]
-        wanted = [tensors[position] for position in program.wanted]
+        wanted = [tensors[position] for position in positions]
         pairs = [(o, c) for o, c in zip(outputs, cotangents) if o.requires_grad]
         found = torch.autograd.grad(
             [o for o, _ in pairs], wanted, [c for _, c in pairs], create_graph=create_graph, allow_unused=True
         )
     grads: list[Tensor | None] = [None] * len(tensors)
-    for position, grad in zip(program.wanted, found):
+    for position, grad in zip(positions, found):
         grads[position] = grad
     return grads
