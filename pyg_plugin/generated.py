@@ -33,7 +33,6 @@ from edgeless.programs.layers import (
     check_settled,
     compiling_at_once,
     generate_choice,
-    is_finite_without_edges,
     refuse_modes,
     write_back,
 )
@@ -363,8 +362,6 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, def
     except (IndexError, ValueError, TypeError) as error:
         raise Refused(f"the graph is refused: {error}") from error
     check_graph(program, graph, choice)
-    if not is_finite_without_edges(program, call.tensors, call.spaces, call.receiving, graph):
-        raise Refused("a node without edges has features that are not finite, which gradients of weights would be")
     if any(part.graph is not graph for part in parts):
         raise Refused("edge_updater() and propagate() are called for different graphs")
     remembering.keep(given, written_size, choice, program, PROGRAMS, [part.program for part in parts])
@@ -385,8 +382,6 @@ def _is_as_deferred(call: JoinedCall, part: edge_values.Pending) -> bool:
 def _may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict) -> bool:
     """Whether a program that is known runs on a graph; if not, the long way says why."""
     program, num_edges = recalled.program, graph.num_edges
-    if not is_finite_without_edges(program, tensors, recalled.spaces, recalled.receiving, graph):
-        return False
     approved = num_edges, graph.index_dtype
     if recalled.approved == approved and not program.needs_last:
         return True

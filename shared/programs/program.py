@@ -60,7 +60,7 @@ class Program:
         infer = Inference(self.sizes)
         infer.annotate(traced.module, arguments)
         index_rules.normalise(traced.module, arguments)
-        rewritten, self.notes = rewrite(traced.module, self.sizes)
+        rewritten, self.notes = rewrite(traced.module, self.sizes, bool(self.wanted))
         self.module = rewritten
         add_values(self.module, arguments, self.sizes)
         infer.annotate(self.module, arguments)
@@ -143,8 +143,8 @@ class Program:
 
     def compile(self) -> None:
         """Writes the walks' functions."""
-        self.forward = Interpreter(self.plan, self.receiving)
-        self.backward = Interpreter(self.backward_plan, self.receiving) if self.backward_plan else None
+        self.forward = Interpreter(self.plan, self.receiving, backward=False)
+        self.backward = Interpreter(self.backward_plan, self.receiving, backward=True) if self.backward_plan else None
 
     def ready(self, graph: Graph) -> bool:
         """Whether compiled code or generated kernels can run all walks; code that is missing begins to be compiled."""
