@@ -216,8 +216,9 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
                 return _run_joined(layer, names, edge_index, kwargs)
             except Refused:
                 pass
-        args, kwargs = edge_values.computed((args, kwargs))
-        scope.settle()
+        if scope.pending:
+            args, kwargs = edge_values.computed((args, kwargs))
+            scope.settle()
         return _run_alone(layer, step, names, edge_index, args, kwargs, scope)
 
 

@@ -276,10 +276,15 @@ def join_arguments(kwargs: dict[str, Any], parts: list, values: dict[str, Any], 
     for i, part in enumerate(parts):
         one_set = part.graph.num_src == part.graph.num_dst
         for name, value in part.kwargs.items():
-            ends = [{end for end in "ij" if f"{name}_{end}" in of} for of in (names, edge_names)]
-            alike = all(ends) if one_set and any(ends) else ends[0] == ends[1]
-            joined[f"{i} {name}"] = _SAME if alike and _is_same(value, kwargs.get(name)) else value
+            same = _is_same(value, kwargs.get(name)) and _means_the_same(name, one_set, names, edge_names)
+            joined[f"{i} {name}"] = _SAME if same else value
     return joined
+
+
+def _means_the_same(name: str, one_set: bool, names, edge_names) -> bool:
+    """Whether an argument of both steps has the same rows in both."""
+    ends = [{end for end in "ij" if f"{name}_{end}" in of} for of in (names, edge_names)]
+    return all(ends) if one_set and any(ends) else ends[0] == ends[1]
 
 
 def _is_same(a: Any, b: Any) -> bool:

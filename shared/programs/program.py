@@ -181,8 +181,16 @@ class Program:
                 return self.landing(graph, [nothing, nothing, nothing, *tensors])
         if self.draws and seed is None:
             seed = seed_tensor(None, tensors[0].device if tensors else "cpu")
-        nothing = torch.empty(0, dtype=torch.int64)
-        return list(_Run.apply(self, graph, options, nothing, nothing, nothing if seed is None else seed, *tensors))
+        given = [_NOTHING, _NOTHING, _NOTHING if seed is None else seed, *tensors]
+        if self.wanted:
+            return list(_Run.apply(self, graph, options, *given))
+        with torch.no_grad():  # a function of autograd would take as long as a small walk
+            return self._computed(given, graph, options)[: len(self.outputs)]
+
+    def _computed(self, tensors: Sequence[Tensor], graph: Graph, options: dict) -> list[Tensor]:
+        """The results, then what the backward reads."""
+        with _as_traced(graph.device):
+            return self.forward(list(tensors), graph, **options)
 
     def run_whole(self, graph: Graph, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results by ops over all edges at once, which autograd differentiates any number of times.
@@ -251,6 +259,7 @@ def _is_kept(node: Node) -> bool:
     return node.target is ops.fold or (is_total(node) and isinstance(value_of(node), Tensor))
 
 
+_NOTHING = torch.empty(0, dtype=torch.int64)
 _AS_IT_IS = contextlib.nullcontext()
 
 
@@ -263,8 +272,7 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx, program: Program, graph: Graph, options: dict, *tensors):
         options = {"compiled": program.may_run_compiled(graph), **options}
-        with _as_traced(graph.device):
-            values = program.forward(list(tensors), graph, **options)
+        values = program._computed(tensors, graph, options)
         count = len(program.outputs)
         ctx.program, ctx.graph, ctx.options, ctx.count = program, graph, options, len(tensors)
         if program.backward is not None:
