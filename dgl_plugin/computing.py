@@ -15,7 +15,6 @@ from edgeless.programs import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE,
 from edgeless.programs.layers import (
     check_graph,
     check_settled,
-    is_finite_without_edges,
     write_back,
 )
 
@@ -109,8 +108,6 @@ def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> l
             apart.add(recorder.layer)
             raise Refused(f"{program.form} of its walks would compute wide products of the same edges{_ANYWAY}")
     check_graph(program, recorder.handle, recorder.choice)
-    if not is_finite_without_edges(program, tensors, spaces, 1, recorder.handle):
-        raise Refused("a node without edges has features that are not finite, which gradients of weights would be")
     results = program(recorder.handle, tensors, recorder.seed() if recorder.dropouts else None)
     write_back(program, tensors, results)
     recorder.ran.append(program)

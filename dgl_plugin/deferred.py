@@ -7,17 +7,16 @@ for good, by a :class:`edgeless.dgl.recorder.Recorder`, by whatever cannot be re
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from edgeless.programs import Refused
+from edgeless.programs.in_place import inplace_place, writes, writes_inside
 
 from .expressions import Value
 
@@ -54,8 +53,6 @@ _OTHERS = {
 }
 RECORDED = _VIEWS | _POINTWISE | _OTHERS
 _OVER_EVERYTHING = {"max", "min", "amax", "amin", "prod", "logsumexp", "norm", "var", "std", "mean"}
-_IN_PLACE_DUNDERS = {f"__i{name}__" for name in ("add", "sub", "mul", "div", "truediv", "pow", "and", "or", "xor")}
-_IN_PLACE_DUNDERS |= {"__setitem__", "__delitem__", "__ifloordiv__", "__imod__", "__ilshift__", "__irshift__"}
 _INFO = {
     *(getattr(Tensor, name).__get__ for name in ("dtype", "device", "layout", "ndim", "is_cuda", "is_sparse")),
     *(getattr(Tensor, name).__get__ for name in ("is_quantized", "is_meta", "is_nested", "itemsize")),
@@ -67,24 +64,6 @@ _OF_GRADIENTS = frozenset(("register_hook", "register_post_accumulate_grad_hook"
 _LEAVES = frozenset((Tensor, torch.nn.Parameter, int, float, bool, str, type(None), slice))
 _SHAPE = Tensor.shape.__get__
 _REQUIRES_GRAD = Tensor.requires_grad.__get__
-_PLACES = {
-    name: list(inspect.signature(function).parameters).index("inplace")
-    for name, function in vars(functional).items()
-    if inspect.isfunction(function) and "inplace" in inspect.signature(function).parameters
-}
-
-
-def writes(name: str) -> bool:
-    """Whether a function of this name writes into its first argument."""
-    return name in _IN_PLACE_DUNDERS or (name.endswith("_") and not name.endswith("__"))
-
-
-def writes_inside(name: str, args: tuple, kwargs: dict) -> bool:
-    """Whether a call has an ``inplace`` that is set."""
-    place = _PLACES.get(name)
-    if place is None:
-        return False
-    return bool(kwargs.get("inplace", args[place] if len(args) > place else False))
 
 
 class Deferred(Tensor):
@@ -242,7 +221,7 @@ def _write_inside(first, recorder, func, name: str, args: tuple, kwargs: dict) -
     value = first.value
     if value.op is None or value.viewed or is_view(getattr(value.op, "__name__", "")):
         raise Unrecorded("an edge tensor that others are views of is written in place")
-    place = _PLACES[name]
+    place = inplace_place(name)
     args = tuple(False if i == place else a for i, a in enumerate(args))
     result = recorder.record(func, name, args, {k: v for k, v in kwargs.items() if k != "inplace"})
     if type(result) is not Deferred or result.value.shape != value.shape or result.value.dtype != value.dtype:

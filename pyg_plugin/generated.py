@@ -33,14 +33,15 @@ from edgeless.programs.layers import (
     check_settled,
     compiling_at_once,
     generate_choice,
-    is_finite_without_edges,
     refuse_modes,
     write_back,
 )
 
+from . import edge_values
 from .conv import _HOOKS, Scriptable, sizes_of
 from .convert import SPARSE, for_stock, kind_of
-from .messages import Call
+from .edge_values import EdgeValue
+from .messages import Call, JoinedCall, join_arguments
 from .recalled import Recalled, Remembering, recall
 
 # The original methods, which PyG's generated ones of a class are faster copies of.
@@ -57,6 +58,11 @@ class GeneratedLayer(Scriptable):
     """Mixin of layers whose messages the generator runs; it precedes the layer's class and has no state."""
 
     _runs_generated = True
+
+    def __call__(self, *args, **kwargs):
+        if type(self).edge_update is stock.MessagePassing.edge_update or compiling():
+            return super().__call__(*args, **kwargs)
+        return edge_values.call(self, super().__call__, args, kwargs)
 
     def __repr__(self) -> str:
         return named(self, super().__repr__())
@@ -201,11 +207,31 @@ def _scriptable(cls: type) -> type:
 
 
 def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
+    scope = None if compiling() else edge_values.scope_of(layer)
+    if scope is None:
+        return _run_alone(layer, step, names, edge_index, args, kwargs)
+    with scope.at_work():
+        if not args and step == "propagate" and any(type(value) is EdgeValue for value in kwargs.values()):
+            try:
+                return _run_joined(layer, names, edge_index, kwargs)
+            except Refused:
+                pass
+        if scope.pending:
+            args, kwargs = edge_values.computed((args, kwargs))
+            scope.settle()
+        return _run_alone(layer, step, names, edge_index, args, kwargs, scope)
+
+
+def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, scope=None) -> Any:
+    defer = scope.defer if scope is not None and step == "edge_updater" else None
     if not args and not compiling():
         known = recall(layer, step, edge_index, kwargs, PROGRAMS)
         if known is not None and _may_run_again(*known, kwargs):
             recalled, graph, tensors = known
             program = recalled.program
+            later = None if defer is None else defer(edge_index, kwargs, program, graph, tensors)
+            if later is not None:
+                return later
             values = program(graph, tensors)
             ran_generated(layer, program.how, program.text)
             return _results(layer, tensors, program, values)
@@ -218,12 +244,9 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
         return method(layer, edge_index, *args, **kwargs)
     try:
         with compiling_at_once():
-            result, program = _generated(layer, step, method, names, edge_index, args, kwargs)
+            return _generated(layer, step, method, names, edge_index, args, kwargs, defer=defer)
     except Refused as error:
         refused = str(error)
-    else:
-        ran_generated(layer, program.how, program.text)
-        return result
     ran_stock(type(layer), layer, (refused,))
     try:
         return method(layer, for_stock(edge_index), *args, **kwargs)
@@ -231,6 +254,40 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
         if refused not in (REFERENCE, OFF):
             add_call(error, layer, {"edge_index": edge_index, **kwargs}, (refused,))
         raise
+
+
+def _run_joined(layer, names, edge_index, kwargs: dict) -> Any:
+    """A ``propagate()`` with the calls of ``edge_updater()`` whose values it is given, as one program."""
+    parts: list[edge_values.Pending] = []
+    values = {}
+    for name, value in kwargs.items():
+        if type(value) is EdgeValue:
+            if value.pending not in parts:
+                parts.append(value.pending)
+            values[name] = f"{parts.index(value.pending)} {value.place}"
+    for part in parts:
+        if part.values is not None or part.edge_index is not edge_index or not part.is_unchanged():
+            raise Refused("values of edges are computed before")
+        if part.program.draws and (part.joined or len(parts) > 1):  # a seed makes the numbers of one program
+            raise Refused("values of edges with dropout are used again")
+    joined = join_arguments(kwargs, parts, values, names, layer._edge_user_args)
+    known = recall(layer, "joined", edge_index, joined, PROGRAMS, [part.program for part in parts])
+    if known is not None and _may_run_again(*known, joined):
+        recalled, graph, tensors = known
+        own = tensors[recalled.first_own :]
+        if all(part.graph is graph and part.has_state(own) for part in parts):
+            program = recalled.program
+            result = _results(layer, tensors, program, program(graph, tensors, parts[0].seed()))
+            ran_generated(layer, program.how, program.text)
+            for part in parts:
+                part.joined = True
+            return result
+    method = stock_step(layer, "propagate")
+    with compiling_at_once():
+        result = _generated(layer, "propagate", method, names, edge_index, (), joined, parts=parts)
+    for part in parts:
+        part.joined = True
+    return result
 
 
 def _is_tiny(edge_index) -> bool:
@@ -244,7 +301,7 @@ def _is_tiny(edge_index) -> bool:
     )
 
 
-def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tuple[Any, Any]:
+def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, defer=None, parts=()) -> Any:
     choice = generate_choice()
     if choice == "auto" and isinstance(edge_index, Tensor) and edge_index.layout is torch.strided:
         worth.refuse_small(edge_index.size(-1), kwargs, edge_index.device)
@@ -269,7 +326,11 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         isinstance(n, torch.SymInt) for n in size or () if n is not None
     ):
         raise Refused("the sizes are no numbers")
-    call = Call(layer, method, names, num_edges, size, kwargs)
+    if parts:
+        edge_update = stock_step(layer, "edge_updater")
+        call = JoinedCall(layer, method, names, num_edges, size, kwargs, edge_update, layer._edge_user_args, parts)
+    else:
+        call = Call(layer, method, names, num_edges, size, kwargs)
     if call.device != edge_index.device or any(t.device != call.device for t in call.tensors):
         raise Refused("the tensors are on several devices")
     if min(call.counts) < 1:
@@ -280,7 +341,9 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
             raise Refused(reason)
     if torch.is_grad_enabled() and any(t.is_inference() for t in call.tensors):
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
-    remembering = Remembering(call, layer, step)
+    if parts and not all(_is_as_deferred(call, part) for part in parts):
+        raise Refused("the layer has changed since its edge_updater() was called")
+    remembering = Remembering(call, layer, step, "joined" if parts else step)
     key = remembering.key()
     if key not in PROGRAMS:
         if torch._C._len_torch_dispatch_stack():  # of a capture, which would watch the tracer
@@ -300,18 +363,26 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
     except (IndexError, ValueError, TypeError) as error:
         raise Refused(f"the graph is refused: {error}") from error
     check_graph(program, graph, choice)
-    if not is_finite_without_edges(program, call.tensors, call.spaces, call.receiving, graph):
-        raise Refused("a node without edges has features that are not finite, which gradients of weights would be")
-    values = program(graph, call.tensors)
-    remembering.keep(given, written_size, choice, program, PROGRAMS)
-    return _results(layer, call.tensors, program, values), program
+    if any(part.graph is not graph for part in parts):
+        raise Refused("edge_updater() and propagate() are called for different graphs")
+    remembering.keep(given, written_size, choice, program, PROGRAMS, [part.program for part in parts])
+    later = None if defer is None else defer(given, kwargs, program, graph, call.tensors)
+    if later is not None:
+        return later
+    values = program(graph, call.tensors, parts[0].seed() if parts else None)
+    ran_generated(layer, program.how, program.text)
+    return _results(layer, call.tensors, program, values)
+
+
+def _is_as_deferred(call: JoinedCall, part: edge_values.Pending) -> bool:
+    """Whether a pending call of ``edge_updater()`` would have the same program now, for the same state."""
+    alone = call.alone(part)
+    return PROGRAMS.known(alone.key()) is part.program and part.has_state(alone.tensors[alone.first_own :])
 
 
 def _may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict) -> bool:
     """Whether a program that is known runs on a graph; if not, the long way says why."""
     program, num_edges = recalled.program, graph.num_edges
-    if not is_finite_without_edges(program, tensors, recalled.spaces, recalled.receiving, graph):
-        return False
     approved = num_edges, graph.index_dtype
     if recalled.approved == approved and not program.needs_last:
         return True
@@ -340,7 +411,7 @@ def _check_state(layer, step: str, choice: str) -> None:
         raise Refused(f"decomposed_layers is {layer._decomposed_layers}")
     if any(map(layer.__dict__.get, _HOOKS)):
         raise Refused("a message passing hook is registered")
-    refuse_modes()
+    refuse_modes(edge_values.watches())
     if _overrides(type(layer), step):
         raise Refused(f"{step}() is overridden")
 

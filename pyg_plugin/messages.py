@@ -47,19 +47,22 @@ class Call:
     def __init__(self, layer, method: Callable, names: Sequence[str], num_edges: int, size, kwargs: dict[str, Any]):
         self.layer, self.method, self.num_edges = layer, method, num_edges
         self.receiving = 1 if layer.flow == "source_to_target" else 0
-        self.lifted = {name[:-2]: name for name in names if name[-2:] in ("_i", "_j")}
-        self.names = frozenset(names)
+        self._name(names)
         self.counts = self._counts(size, kwargs)
         self.one_set = self.counts[0] == self.counts[1]
         self.sizes = Sizes(*self.counts, num_edges)
         self.tensors: list[Tensor] = []
         self.spaces: list[Space] = []
         self.labels: list[str] = []
-        self.given = {name: self._spec(name, value) for name, value in kwargs.items()}
+        self.given = self._specs(kwargs)
         self.first_own = len(self.tensors)
         self._add_state()
 
     # Arguments ------------------------------------------------------------------------------------------------------
+
+    def _name(self, names: Sequence[str]) -> None:
+        self.names = frozenset(names)
+        self.lifted = {name[:-2] for name in names if name[-2:] in ("_i", "_j")}
 
     def _counts(self, size, kwargs) -> tuple[int, int]:
         counts: list[Optional[int]] = list(size) if size is not None else [None, None]
@@ -82,6 +85,10 @@ class Call:
         if first is None and second is None:
             raise Refused("the number of nodes is not known before it is computed from edge_index")
         return (second if first is None else first, first if second is None else second)
+
+    def _specs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Adds the tensors among the arguments; what :meth:`run` needs to put others in their places."""
+        return {name: self._spec(name, value) for name, value in kwargs.items()}
 
     def _spec(self, name: str, value: Any):
         if name in self.lifted:
@@ -217,7 +224,7 @@ class Call:
                 return tensors[what]
             return what if kind == "constant" else kind(value(part) for part in what)
 
-        kwargs = {name: value(spec) for name, spec in self.given.items()}
+        given = {name: value(spec) for name, spec in self.given.items()}
         modules = list(layer.modules())
         before = [_Snapshot(module) for module in modules]
         try:
@@ -225,7 +232,7 @@ class Call:
                 module.__dict__[name] = tensor
             expected = [dict(module.__dict__) for module in modules]
             with stateless._reparametrize_module(layer, state, tie_weights=True):
-                out = self.method(layer, ends, size=(sizes.sources, sizes.destinations), **kwargs)
+                out = self._called(ends, (sizes.sources, sizes.destinations), given)
             self.writes, written = [], []
             for (path, module), old in zip(layer.named_modules(), expected):
                 for name, new in module.__dict__.items():
@@ -246,6 +253,104 @@ class Call:
         if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
             raise Refused("propagate() returns something else than tensors")
         return (*leaves, *written)
+
+    def _called(self, ends: Tensor, size: tuple[int, int], given: dict[str, Any]) -> Any:
+        """What the stock method returns for other arguments."""
+        return self.method(self.layer, ends, size=size, **given)
+
+
+_SAME = "\0"  # in place of an argument of edge_updater() that propagate() has under the same name
+_VALUE = "\0values"
+
+
+def join_arguments(kwargs: dict[str, Any], parts: list, values: dict[str, Any], names, edge_names) -> dict[str, Any]:
+    """The arguments of a :class:`JoinedCall`.
+
+    Args:
+        kwargs: of ``propagate()``.
+        parts: the pending calls of ``edge_updater()``.
+        values: those of the arguments that are results of such a call: its number and which result.
+        names, edge_names: names of the arguments of ``propagate()``'s steps, and of ``edge_update()``.
+    """
+    joined = {name: f"{_VALUE} {values[name]}" if name in values else value for name, value in kwargs.items()}
+    for i, part in enumerate(parts):
+        one_set = part.graph.num_src == part.graph.num_dst
+        for name, value in part.kwargs.items():
+            same = _is_same(value, kwargs.get(name)) and _means_the_same(name, one_set, names, edge_names)
+            joined[f"{i} {name}"] = _SAME if same else value
+    return joined
+
+
+def _means_the_same(name: str, one_set: bool, names, edge_names) -> bool:
+    """Whether an argument of both steps has the same rows in both."""
+    ends = [{end for end in "ij" if f"{name}_{end}" in of} for of in (names, edge_names)]
+    return all(ends) if one_set and any(ends) else ends[0] == ends[1]
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if type(a) is tuple and type(b) is tuple and len(a) == len(b):
+        return all(map(_is_same, a, b))
+    return isinstance(a, Tensor) and a is b
+
+
+class JoinedCall(Call):
+    """A ``propagate()`` that computes itself what calls of ``edge_updater()`` would have given to it.
+
+    Args:
+        edge_update: the stock ``edge_updater()``.
+        edge_names: names of the arguments of ``edge_update()``.
+        parts: the pending calls.
+        kwargs: of :func:`join_arguments`.
+    """
+
+    def __init__(self, layer, method, names, num_edges, size, kwargs, edge_update, edge_names, parts: list):
+        self.edge_update, self.edge_names, self.parts = edge_update, edge_names, parts
+        super().__init__(layer, method, names, num_edges, size, kwargs)
+
+    def alone(self, part) -> Call:
+        """A pending call as it is now."""
+        return Call(self.layer, self.edge_update, self.edge_names, self.num_edges, None, part.kwargs)
+
+    def _counts(self, size, kwargs) -> tuple[int, int]:
+        counts = super()._counts(size, kwargs)
+        ends = [(part.graph.num_src, part.graph.num_dst)[:: 1 if self.receiving == 1 else -1] for part in self.parts]
+        if any(each != counts for each in ends):
+            raise Refused("edge_updater() and propagate() are called for different numbers of nodes")
+        return counts
+
+    def _specs(self, kwargs):
+        own = {name: value for name, value in kwargs.items() if " " not in name}
+        for name in self.lifted:
+            if isinstance(own.get(name), str):
+                raise Refused(f"{name} is a value of edges")
+        given = super()._specs(own)
+        names, lifted = self.names, self.lifted
+        self._name(self.edge_names)
+        given |= {name: self._spec(name.partition(" ")[2], kwargs[name]) for name in kwargs if name not in own}
+        self.names, self.lifted = names, lifted
+        return given
+
+    def _called(self, ends: Tensor, size: tuple[int, int], given: dict[str, Any]) -> Any:
+        values = []
+        for i in range(len(self.parts)):
+            own = {name: value for name, value in given.items() if name.startswith(f"{i} ")}
+            own = {name.partition(" ")[2]: value for name, value in own.items()}
+            own = {name: given[name] if isinstance(v, str) and v == _SAME else v for name, v in own.items()}
+            values.append(pytree.tree_leaves(self.edge_update(self.layer, ends, size=size, **own)))
+        versions = [value._version for part in values for value in part]
+        kwargs = {name: value for name, value in given.items() if " " not in name}
+        for name, value in kwargs.items():
+            if isinstance(value, str) and value.startswith(_VALUE):
+                part, place = map(int, value.split(" ")[1:])
+                kwargs[name] = values[part][place]
+        out = self.method(self.layer, ends, size=size, **kwargs)
+        if versions != [value._version for part in values for value in part]:
+            raise Refused("message() writes into what edge_updater() returned")
+        return out
+
+    def key(self) -> Hashable:
+        """What a program of this call depends on."""
+        return super().key(), self.edge_update
 
 
 def _spec_key(spec) -> Hashable:

@@ -7,8 +7,10 @@ it does not find to be the same goes the long way, by the key.
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -23,6 +25,7 @@ from edgeless.programs import EDGE, PARAMETER, SOURCE, ProgramCache
 from edgeless.programs.keys import note, taking_notes
 
 from .conv import _HOOKS
+from .edge_values import watches
 
 CALLS = 4  # that are kept of a layer's step: training and inference, say
 _calls: weakref.WeakKeyDictionary[Any, dict[str, list[Recalled]]] = weakref.WeakKeyDictionary()
@@ -41,14 +44,27 @@ class Recalled:
         choice: the value of ``EDGELESS_GENERATE``, whose changes the notes see.
         program: what it ran.
         cleared: how often the store of programs had been cleared.
+        parts: programs of the calls of ``edge_updater()`` that are computed within.
 
     Attributes:
         approved: the number of edges and the dtype of ids for which the program was found to be worth while.
     """
 
-    __slots__ = ("same", "held", "choice", "program", "spaces", "receiving", "flow", "cleared", "approved")
+    __slots__ = (
+        "same",
+        "held",
+        "choice",
+        "program",
+        "spaces",
+        "receiving",
+        "flow",
+        "cleared",
+        "approved",
+        "parts",
+        "first_own",
+    )
 
-    def __init__(self, call, notes: list[tuple], edge_index: Tensor, size, choice: str, program, cleared: int):
+    def __init__(self, call, notes: list[tuple], edge_index: Tensor, size, choice: str, program, cleared: int, parts):
         sides = {PARAMETER: 0, EDGE: 3}
         rows = [(sides.get(s.kind, 1 if call.one_set or s.kind == SOURCE else 2), s.dim) for s in call.spaces]
         told = (False, False) if size is None else tuple(n is not None for n in size)
@@ -70,21 +86,26 @@ class Recalled:
         )
         self.program, self.receiving, self.flow, self.cleared = program, call.receiving, call.layer.flow, cleared
         self.choice, self.spaces, self.approved = choice, call.spaces, None
+        self.parts, self.first_own = parts, call.first_own
 
 
 def recall(
-    layer, step: str, edge_index, kwargs: dict[str, Any], programs: ProgramCache
+    layer, step: str, edge_index, kwargs: dict[str, Any], programs: ProgramCache, parts: Sequence = ()
 ) -> Optional[tuple[Recalled, Graph, list[Tensor]]]:
-    """The earlier call, this one's graph and its tensors, or None if the key has to be made."""
+    """The earlier call, this one's graph and its tensors, or None if the key has to be made.
+
+    Args:
+        parts: programs of the calls of ``edge_updater()`` that are to be computed within.
+    """
     steps = _calls.get(layer)
     found = None if steps is None else steps.get(step)
     if found is None or type(edge_index) is not Tensor or current_backend() == "reference" or transform_refusal():
         return None
-    if (torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()) and is_seen():
+    if (torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()) and is_seen(watches()):
         return None
     for entry in found:
         same = entry.same.match(edge_index, kwargs)
-        if same is not None and entry.cleared == programs.cleared:
+        if same is not None and entry.cleared == programs.cleared and all(map(operator.is_, parts, entry.parts)):
             tensors, *counts = same
             receiving = entry.receiving
             try:
@@ -98,10 +119,14 @@ def recall(
 
 
 class Remembering:
-    """Makes the key of a call and, where its program ran, keeps what the key has read."""
+    """Makes the key of a call and, where its program ran, keeps what the key has read.
 
-    def __init__(self, call, layer, step: str):
-        self.call, self.layer, self.step = call, layer, step
+    Args:
+        name: that it is kept under; the step's, or another where the step is not alone.
+    """
+
+    def __init__(self, call, layer, step: str, name: str):
+        self.call, self.layer, self.step, self.name = call, layer, step, name
 
     def key(self):
         """The key of the call."""
@@ -122,14 +147,14 @@ class Remembering:
                     note("dict", self.layer.__dict__[name])
             return self.call.key()
 
-    def keep(self, edge_index: Tensor, size, choice: str, program, programs: ProgramCache) -> None:
+    def keep(self, edge_index: Tensor, size, choice: str, program, programs: ProgramCache, parts: list) -> None:
         """Keeps the call."""
         if type(edge_index) is not Tensor or any(kind == "unknown" for kind, *_ in self.notes):
             return
         if not (size is None or type(size) is tuple):
             return
-        found = _calls.setdefault(self.layer, {}).setdefault(self.step, [])
-        found.insert(0, Recalled(self.call, self.notes, edge_index, size, choice, program, programs.cleared))
+        found = _calls.setdefault(self.layer, {}).setdefault(self.name, [])
+        found.insert(0, Recalled(self.call, self.notes, edge_index, size, choice, program, programs.cleared, parts))
         del found[CALLS:]
         while len(_calls) > _MOST_LAYERS:
             del _calls[next(iter(_calls))]

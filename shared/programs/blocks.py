@@ -142,16 +142,18 @@ class Interpreter:
     Args:
         plan: the schedule.
         receiving: the row of ``edge_index`` whose nodes receive.
+        backward: whether gradients are among the results. What nodes without edges have reaches no others.
     """
 
-    def __init__(self, plan: Schedule, receiving: int):
+    def __init__(self, plan: Schedule, receiving: int, backward: bool):
         self.plan, self.receiving = plan, receiving
         needed = {a for step in plan.steps for node in step.ops for a in node.all_input_nodes} | set(plan.outputs)
         self.needed = needed
         for walk in plan.walks():
             walk.code = walk.code or Code(walk, plan.sizes, needed)
+        of = receiving if backward else None
         self.steps = [
-            _compile(step, plan.sizes, needed) if isinstance(step, Walk) else _on_nodes(step, plan.sizes)
+            _compile(step, plan.sizes, needed) if isinstance(step, Walk) else _on_nodes(step, plan.sizes, of)
             for step in plan.steps
         ]
         self.placeholders = [node for node in plan.module.graph.nodes if node.op == "placeholder"]
@@ -182,7 +184,7 @@ class Interpreter:
             if isinstance(step, Compiled):
                 values.update(zip(step.walk.sinks, self._walk(step, values, graph, sizes, block, compiled)))
             else:
-                step(values, sizes)
+                step(values, sizes, graph)
         return [values[node] for node in self.plan.outputs]
 
     def _walk(self, step: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int, compiled: bool) -> list[Any]:
@@ -299,8 +301,13 @@ def call_whole(node: Node, values: dict, traced: Sizes, real: Sizes):
     return node.target(*map(argument, node.args), **{k: argument(v) for k, v in node.kwargs.items()})
 
 
-def _on_nodes(step: Nodes, traced: Sizes) -> Callable[[dict, Sizes], None]:
-    """Ops over whole tensors as a function of (values, sizes), which adds their results to the values."""
+def _on_nodes(step: Nodes, traced: Sizes, receiving: Optional[int]) -> Callable[[dict, Sizes, Graph], None]:
+    """Ops over whole tensors as a function of (values, sizes, graph), which adds their results to the values.
+
+    Args:
+        receiving: the row of ``edge_index`` whose nodes receive; None if rows of nodes without edges may stay as they
+            are.
+    """
     constants: list[Any] = []
 
     def constant(value) -> str:
@@ -320,10 +327,18 @@ def _on_nodes(step: Nodes, traced: Sizes) -> Callable[[dict, Sizes], None]:
 
     lines = []
     for node in step.ops:
+        if node.target is ops.rows_with_edges:
+            rows, _, end, dim = node.args
+            if receiving is None:
+                lines.append(f"    v[{constant(node)}] = {argument(rows)}")
+            else:
+                call = f"{constant(ops.without_edges)}({argument(rows)}, g, {end == receiving}, {dim})"
+                lines.append(f"    v[{constant(node)}] = {call}")
+            continue
         parts = [*map(argument, node.args), *(f"{name}={argument(a)}" for name, a in node.kwargs.items())]
         lines.append(f"    v[{constant(node)}] = {constant(node.target)}({', '.join(parts)})")
     scope: dict[str, Any] = {"c": constants}
-    exec(compile("def run(v, n):\n" + "\n".join(lines), "<ops on nodes>", "exec"), scope)
+    exec(compile("def run(v, n, g):\n" + "\n".join(lines), "<ops on nodes>", "exec"), scope)
     return scope["run"]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 
@@ -31,6 +31,11 @@ class ProgramCache:
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._entries
+
+    def known(self, key: Hashable) -> Optional[Program]:
+        """The program of a key, if it has been made."""
+        found = self._entries.get(key)
+        return None if isinstance(found, str) else found
 
     def get(
         self,

@@ -21,6 +21,7 @@ from . import ops
 from .blocks import call_whole
 from .recording import Ops
 from .rules import name_of, shape_of, space_of, value_of
+from .schedule import operands
 from .spaces import EDGE, Sizes
 
 _VIEWS = ("view", "_unsafe_view", "unsqueeze", "squeeze")
@@ -99,7 +100,7 @@ class Landing:
         elif node.target is ops.extremum:
             self._extremum(node)
         else:
-            for operand in node.all_input_nodes:
+            for operand in operands(node):
                 self._visit(operand)
 
     def _edge_only(self, node: Node) -> bool:
@@ -329,9 +330,13 @@ class Landing:
             elif node in self.folds:
                 found = self.folds[node](run, graph)
             else:
-                for operand in node.all_input_nodes:
+                for operand in operands(node):
                     run(operand)
-                found = call_whole(node, values, self.sizes, real)
+                if node.target is ops.rows_with_edges:
+                    rows, _, end, dim = node.args
+                    found = ops.without_edges(values[rows], graph, end == self.receiving, dim)
+                else:
+                    found = call_whole(node, values, self.sizes, real)
             values[node] = found
             return found
 

@@ -17,7 +17,7 @@ from ..choices.backends import transform_refusal
 from ..graph.handle import Graph
 from ..layers.calls import looks_ahead
 from . import worth
-from .spaces import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Refused, Space
+from .spaces import FIRST, Refused
 
 if TYPE_CHECKING:
     from .program import Program
@@ -122,31 +122,6 @@ def write_back(program: Program, tensors: Sequence[Tensor], values: Sequence[Ten
         with torch.no_grad():
             for position, value in zip(program.written, values[program.results :]):
                 tensors[position - FIRST].copy_(value)
-
-
-def is_finite_without_edges(
-    program: Program, tensors: Sequence[Tensor], spaces: Sequence[Space], receiving: int, graph: Graph
-) -> bool:
-    """Whether the rows that no message reads are finite. Maps that were moved to nodes compute them too, and a gradient
-    of 0 times what is not finite is a NaN.
-    """
-    if program.backward is None or graph.device.type != "cpu":
-        return True
-    for tensor, space in zip(tensors, spaces):
-        if space.kind in (EDGE, PARAMETER) or not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
-            continue
-        if not bool(
-            tensor.index_select(space.dim, _nodes_without_edges(receiving, graph, space.kind)).isfinite().all()
-        ):
-            return False
-    return True
-
-
-def _nodes_without_edges(receiving: int, graph: Graph, kind: str) -> Tensor:
-    """The nodes of a side that lack edges; where both ends are of one set, edges of either direction."""
-    sides = {NODE: (0, 1), SOURCE: (receiving == 0,), DESTINATION: (receiving == 1,)}[kind]
-    arrays = [graph.csr if side else graph.csc for side in sides]
-    return torch.unique(torch.cat([(rows.indptr[1:] == rows.indptr[:-1]).nonzero().view(-1) for rows in arrays]))
 
 
 def _last_have_edges(graph) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..functional.dropout import _philox
+from ..graph.handle import Graph
 from .spaces import Refused
 
 _LIBRARY = torch.library.Library("edgeless_programs", "DEF")
@@ -22,12 +23,14 @@ _LIBRARY.define(
     "extremum(Tensor src, Tensor ends, Tensor ids, int end, int dim, int rows, str reduce) -> (Tensor, Tensor)"
 )
 _LIBRARY.define("share(Tensor src, Tensor best, Tensor arg, Tensor ids) -> Tensor")
+_LIBRARY.define("rows_with_edges(Tensor x, Tensor ends, int end, int dim) -> Tensor")
 _LIBRARY.define("dropout_scale(Tensor like, Tensor seed, Tensor ids, int key, float p) -> Tensor")
 
 gather_rows = torch.ops.edgeless_programs.gather_rows.default
 fold = torch.ops.edgeless_programs.fold.default
 extremum = torch.ops.edgeless_programs.extremum.default
 share = torch.ops.edgeless_programs.share.default
+rows_with_edges = torch.ops.edgeless_programs.rows_with_edges.default
 dropout_scale = torch.ops.edgeless_programs.dropout_scale.default
 
 EXTREMA = ("amax", "amin")
@@ -120,6 +123,34 @@ def scale_rows(like: Tensor, seed: Tensor, ids: Tensor, key: int, p: float) -> T
     return (kept.to(like.dtype) / (1.0 - p) if p < 1 else torch.zeros_like(kept, dtype=like.dtype)).view(like.shape)
 
 
+def without_edges(x: Tensor, graph: Graph, receiving: bool, dim: int) -> Tensor:
+    """``x`` with zeros in the rows of nodes that have no edge at one end.
+
+    Args:
+        graph: of whose destinations, or with ``receiving`` false of whose sources, ``x`` has the rows.
+    """
+
+    def build(_):
+        indptr = (graph.csr if receiving else graph.csc).indptr
+        lacks = indptr[1:] == indptr[:-1]
+        return None if lacks.is_cpu and not bool(lacks.any()) else lacks  # on a GPU that would have to be waited for
+
+    lacks = graph.format(("lack edges", receiving), build)
+    return x if lacks is None else _zeroed(x, lacks, dim)
+
+
+def _zeroed(x: Tensor, lacks: Tensor, dim: int) -> Tensor:
+    count, shape = lacks.numel(), list(x.shape)
+    if shape[dim] != count:  # rows that a view joined with another dimension
+        lacks = lacks.view(count, 1).expand(count, shape[dim] // count).reshape(-1)
+    return x.masked_fill(lacks.view([-1 if d == dim else 1 for d in range(x.dim())]), 0)
+
+
+def _whole_with_edges(x, ends, end, dim):
+    lacks = torch.ones(x.size(dim), dtype=torch.bool, device=x.device)
+    return _zeroed(x, lacks.index_fill(0, ends[end].long(), False), dim)
+
+
 def _whole_gather(x, ends, end, dim):
     return x.index_select(dim, ends[end])
 
@@ -146,6 +177,7 @@ def _meta_extremum(src, ends, ids, end, dim, rows, reduce):
 
 _PLAIN = {
     "gather_rows": (_whole_gather, lambda x, ends, end, dim: _meta_rows(x, dim, ends.size(1))),
+    "rows_with_edges": (_whole_with_edges, lambda x, ends, end, dim: x.new_empty(x.shape)),
     "fold": (_whole_fold, lambda src, ends, end, dim, rows, reduce: _meta_rows(src, dim, rows)),
     "extremum": (_whole_extremum, _meta_extremum),
     "share": (share_rows, lambda src, best, arg, ids: src.new_empty(src.shape)),
@@ -169,6 +201,17 @@ class _Gather(torch.autograd.Function):
     def backward(ctx, grad):
         end, dim, rows = ctx.options
         return fold(grad, ctx.saved_tensors[0], end, dim, rows, "sum"), None, None, None
+
+
+class _WithEdges(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, ends, end, dim):
+        with torch._C._AutoDispatchBelowAutograd():
+            return rows_with_edges(x, ends, end, dim)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None, None, None  # whose rows of such nodes are zeros
 
 
 class _Fold(torch.autograd.Function):
@@ -213,6 +256,7 @@ def _constant(op):
 
 
 _LIBRARY.impl("gather_rows", lambda *args: _Gather.apply(*args), "Autograd")
+_LIBRARY.impl("rows_with_edges", lambda *args: _WithEdges.apply(*args), "Autograd")
 _LIBRARY.impl("fold", lambda *args: _Fold.apply(*args), "Autograd")
 _LIBRARY.impl("extremum", lambda *args: _Extremum.apply(*args), "Autograd")
 _LIBRARY.impl("share", _constant(share), "Autograd")

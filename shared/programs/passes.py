@@ -5,7 +5,8 @@ and differences is split, its parts that belong to nodes go there, and parts of 
 map whose results are summed over a node's edges is applied once, to the sum.
 
 Only ops that are finite, and have finite derivatives, wherever their operands are finite may move to nodes: a node
-without edges has values that nobody reads, and a gradient of 0 there must stay 0.
+without edges has values that nobody reads, and a gradient of 0 there must stay 0. Features of such a node that are not
+finite themselves become zeros in the backward, before anything is computed of them (``rows_with_edges``).
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ _MOVES_TO_NODES = {
     *("_softmax", "_log_softmax", "getitem", "hardtanh", "relu6", "_prelu_kernel", "clamp"),
 }
 _VIEWS = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "permute", "transpose", "t", "select", "slice"}
+# Their gradients read none of what they are computed of.
+_PASS_ON = {*_VIEWS, *("add", "sub", "neg", "cat", "stack", "split", "split_with_sizes", "sum", "mean", "getitem")}
+_PASS_ON |= {"clone", "detach", "_to_copy"}
 _TERMS = 8  # sums of more terms are not distributed over
 
 
@@ -42,13 +46,16 @@ class Plain:
 
 @dataclass
 class Gathered:
-    """Rows of a node value: ``rows`` taken by the ids of an end. ``shape`` is that of the value on edges."""
+    """Rows of a node value: ``rows`` taken by the ids of an end. ``shape`` is that of the value on edges, and ``given``
+    says whether rows of nodes without edges may hold anything.
+    """
 
     end: int
     rows: Node
     dim: int
     kind: str
     shape: Optional[tuple] = None
+    given: bool = False
 
 
 @dataclass
@@ -75,17 +82,22 @@ class Linear:
     width: int
 
 
-def rewrite(module: Ops, sizes: Sizes) -> tuple[Ops, list[str]]:
-    """Returns the rewritten graph, without shapes and spaces, and what was done in words."""
-    return _Rewriter(module, sizes).run()
+def rewrite(module: Ops, sizes: Sizes, differentiated: bool) -> tuple[Ops, list[str]]:
+    """Returns the rewritten graph, without shapes and spaces, and what was done in words.
+
+    Args:
+        differentiated: whether its gradients will be computed.
+    """
+    return _Rewriter(module, sizes, differentiated).run()
 
 
 class _Rewriter:
-    def __init__(self, module: Ops, sizes: Sizes):
-        self.module, self.sizes, self.graph = module, sizes, Graph()
+    def __init__(self, module: Ops, sizes: Sizes, differentiated: bool):
+        self.module, self.sizes, self.graph, self.differentiated = module, sizes, Graph(), differentiated
         self.made: dict[Node, Node] = {}  # old node -> new node
         self.forms: dict[Node, object] = {}  # old node -> what is known of its value
         self.gathers: dict[tuple, Node] = {}
+        self.kept: dict[tuple, Node] = {}  # (rows, end) -> those of nodes with edges
         self.notes: list[str] = []
 
     def run(self) -> tuple[Ops, list[str]]:
@@ -142,6 +154,32 @@ class _Rewriter:
             self.gathers[key] = rows
         return self.gathers[key]
 
+    def finite(self, form: Gathered) -> Node:
+        """The rows of which something is computed on nodes."""
+        if not form.given or not self.differentiated:
+            return form.rows
+        key = (form.rows, form.end, form.dim)
+        if key not in self.kept:
+            self.kept[key] = self.call(ops.rows_with_edges, form.rows, self.ends, form.end, form.dim)
+        return self.kept[key]
+
+    def is_given(self, node: Node, end: int) -> bool:
+        """Whether a value on nodes is more than what folds over the edges of an end have made, which is 0 without."""
+        stack, seen = [node], set()
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.target in (ops.fold, ops.extremum):
+                if node.args[-4] != end:
+                    return True
+            elif node.op == "call_function":
+                stack.extend(node.all_input_nodes)
+            elif space_of(node).rows and not space_of(node).is_ends:
+                return True
+        return False
+
     def linear(self, rows: Node, weight: Node, bias: Optional[Node]) -> Node:
         if bias is None:
             return self.call(aten.mm.default, rows, weight)
@@ -182,7 +220,8 @@ class _Rewriter:
         space = space_of(node)
         if node.target is ops.gather_rows:
             kind = self.sizes.side(node.args[2])
-            self.forms[node] = Gathered(node.args[2], self.new(node.args[0]), space.dim, kind, shape_of(node))
+            given = self.is_given(node.args[0], node.args[2])
+            self.forms[node] = Gathered(node.args[2], self.new(node.args[0]), space.dim, kind, shape_of(node), given)
         elif node.target is ops.fold and node.args[-1] == "sum" and isinstance(self.form(node.args[0]), Linear):
             self.made[node] = self.linear_behind(node)
         elif (
@@ -200,9 +239,12 @@ class _Rewriter:
         if name_of(node) not in _MOVES_TO_NODES or not space_of(node).local or len(one_end) != 1 or None in one_end:
             return False
         ((end, kind),) = one_end
-        copy = self.copy(node, {a: f.rows for a, f in zip(rows, forms)}, self.sizes.of(kind))
+        passes = name_of(node) in _PASS_ON or (name_of(node) == "mul" and not isinstance(node.args[1], Node))
+        replaced = {a: f.rows if passes else self.finite(f) for a, f in zip(rows, forms)}
+        copy = self.copy(node, replaced, self.sizes.of(kind))
         shape = None if isinstance(node.meta["space"], list) else shape_of(node)
-        self.forms[node] = Gathered(end, copy, space_of(node).dim, kind, shape)
+        given = passes and any(f.given for f in forms)
+        self.forms[node] = Gathered(end, copy, space_of(node).dim, kind, shape, given)
         if name_of(node) not in _VIEWS | {"getitem"}:
             self.notes.append(f"{name_of(node)} is computed on nodes")
         return True
@@ -237,7 +279,7 @@ class _Rewriter:
         if isinstance(term, Plain):
             return Plain(self.copy(node, {operand: term.node}))
         rows = self.copy(node, {operand: term.rows}, self.sizes.of(term.kind))
-        return Gathered(term.end, rows, space_of(node).dim, term.kind, shape or shape_of(node))
+        return Gathered(term.end, rows, space_of(node).dim, term.kind, shape or shape_of(node), term.given)
 
     @staticmethod
     def terms(form, factor) -> list:
@@ -255,7 +297,7 @@ class _Rewriter:
         for (end, dim, kind, shape), group in groups.items():
             if len(group) > 1:
                 rows = self.total([(factor, term.rows) for factor, term in group])
-                group = [(1, Gathered(end, rows, dim, kind, shape))]
+                group = [(1, Gathered(end, rows, dim, kind, shape, any(term.given for _, term in group)))]
             rest += group
         return rest[0][1] if len(rest) == 1 and rest[0][0] == 1 else Sum(rest)
 
@@ -323,7 +365,7 @@ class _Rewriter:
             ]
             part, given, bias = self.total(parts), bias, None
             if isinstance(leaf, Gathered):
-                rows = self.linear(leaf.rows, part, given)
+                rows = self.linear(self.finite(leaf), part, given)
                 terms.append((1, Gathered(leaf.end, rows, 0, leaf.kind, shape)))
             else:
                 terms.append((1, Plain(self.linear(self.build(leaf), part, given))))

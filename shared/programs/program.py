@@ -22,7 +22,7 @@ from .passes import rewrite
 from .recording import Ops
 from .rules import Inference, space_of, value_of
 from .schedule import Schedule, Walk, is_fold, is_total, operands, schedule, steps_text, values_text
-from .spaces import EDGE, Argument, Refused, Sizes
+from .spaces import EDGE, FIRST, Argument, Refused, Sizes
 from .tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
 
 
@@ -60,7 +60,7 @@ class Program:
         infer = Inference(self.sizes)
         infer.annotate(traced.module, arguments)
         index_rules.normalise(traced.module, arguments)
-        rewritten, self.notes = rewrite(traced.module, self.sizes)
+        rewritten, self.notes = rewrite(traced.module, self.sizes, bool(self.wanted))
         self.module = rewritten
         add_values(self.module, arguments, self.sizes)
         infer.annotate(self.module, arguments)
@@ -74,6 +74,7 @@ class Program:
         self.differentiable = [False] * self.results
         if self.wanted:
             self._add_backward(infer, arguments)
+        self.loose = {p - FIRST for p, depends in zip(self.wanted, self.depends) if not depends}
         self.compile()
 
     def _add_backward(self, infer: Inference, arguments: list[Argument]) -> None:
@@ -142,8 +143,8 @@ class Program:
 
     def compile(self) -> None:
         """Writes the walks' functions."""
-        self.forward = Interpreter(self.plan, self.receiving)
-        self.backward = Interpreter(self.backward_plan, self.receiving) if self.backward_plan else None
+        self.forward = Interpreter(self.plan, self.receiving, backward=False)
+        self.backward = Interpreter(self.backward_plan, self.receiving, backward=True) if self.backward_plan else None
 
     def ready(self, graph: Graph) -> bool:
         """Whether compiled code or generated kernels can run all walks; code that is missing begins to be compiled."""
@@ -172,14 +173,24 @@ class Program:
             tensors: the arguments behind ``ends``, ``ids`` and ``seed``.
             seed: of dropout, int64 ``[1]``; None draws one from torch's generator.
         """
+        if self.loose and torch.is_grad_enabled():  # a backward through what nothing reads could be a second one
+            tensors = [t.detach() if i in self.loose else t for i, t in enumerate(tensors)]
         if self.landing is not None:
             with torch.autocast(graph.device.type, enabled=False):
                 nothing = torch.empty(0, dtype=torch.int64)
                 return self.landing(graph, [nothing, nothing, nothing, *tensors])
         if self.draws and seed is None:
             seed = seed_tensor(None, tensors[0].device if tensors else "cpu")
-        nothing = torch.empty(0, dtype=torch.int64)
-        return list(_Run.apply(self, graph, options, nothing, nothing, nothing if seed is None else seed, *tensors))
+        given = [_NOTHING, _NOTHING, _NOTHING if seed is None else seed, *tensors]
+        if self.wanted:
+            return list(_Run.apply(self, graph, options, *given))
+        with torch.no_grad():  # a function of autograd would take as long as a small walk
+            return self._computed(given, graph, options)[: len(self.outputs)]
+
+    def _computed(self, tensors: Sequence[Tensor], graph: Graph, options: dict) -> list[Tensor]:
+        """The results, then what the backward reads."""
+        with _as_traced(graph.device):
+            return self.forward(list(tensors), graph, **options)
 
     def run_whole(self, graph: Graph, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results by ops over all edges at once, which autograd differentiates any number of times.
@@ -248,6 +259,7 @@ def _is_kept(node: Node) -> bool:
     return node.target is ops.fold or (is_total(node) and isinstance(value_of(node), Tensor))
 
 
+_NOTHING = torch.empty(0, dtype=torch.int64)
 _AS_IT_IS = contextlib.nullcontext()
 
 
@@ -260,8 +272,7 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx, program: Program, graph: Graph, options: dict, *tensors):
         options = {"compiled": program.may_run_compiled(graph), **options}
-        with _as_traced(graph.device):
-            values = program.forward(list(tensors), graph, **options)
+        values = program._computed(tensors, graph, options)
         count = len(program.outputs)
         ctx.program, ctx.graph, ctx.options, ctx.count = program, graph, options, len(tensors)
         if program.backward is not None:
@@ -310,18 +321,19 @@ def _differentiable(program: Program, graph: Graph, tensors, cotangents) -> list
     """Gradients by ops over all edges, which can be differentiated, and computed for a batch of cotangents."""
     tensors = list(tensors)
     create_graph = torch.is_grad_enabled()
+    positions = [p for p, depends in zip(program.wanted, program.depends) if depends]
     with torch.enable_grad():
-        aliases = {p: tensors[p].view_as(tensors[p]) for p in program.wanted}
-    for position in program.wanted:  # one tensor may be several arguments, each of which has a gradient of its own
+        aliases = {p: tensors[p].view_as(tensors[p]) for p in positions}
+    for position in positions:  # one tensor may be several arguments, each of which has a gradient of its own
         tensors[position] = aliases[position]
     with torch.autocast(graph.device.type, enabled=False), torch.enable_grad():
         outputs = program.run_whole(graph, tensors)[: program.results]
-        wanted = [tensors[position] for position in program.wanted]
+        wanted = [tensors[position] for position in positions]
         pairs = [(o, c) for o, c in zip(outputs, cotangents) if o.requires_grad]
         found = torch.autograd.grad(
             [o for o, _ in pairs], wanted, [c for _, c in pairs], create_graph=create_graph, allow_unused=True
         )
     grads: list[Tensor | None] = [None] * len(tensors)
-    for position, grad in zip(program.wanted, found):
+    for position, grad in zip(positions, found):
         grads[position] = grad
     return grads

@@ -26,7 +26,7 @@ FOLDS = (ops.fold, ops.extremum)
 
 def operands(node: Node) -> list[Node]:
     """The values that a node's op reads; not ``ends`` and ``ids``, which every walk has."""
-    if node.target is ops.gather_rows or node.target in FOLDS:
+    if node.target in (ops.gather_rows, ops.rows_with_edges) or node.target in FOLDS:
         return [node.args[0]]
     if node.target is ops.share:
         return list(node.args[:3])
@@ -48,6 +48,8 @@ def is_total(node: Node) -> bool:
 def is_local(node: Node) -> bool:
     """Whether a row of a node's results depends on the same row of its operands alone."""
     space = node.meta["space"]
+    if node.target is ops.rows_with_edges:  # which a walk over the rows' edges has no need of
+        return False
     return all(s.local for s in space) if isinstance(space, list) else space.local
 
 
@@ -234,7 +236,7 @@ def _by_edge(node: Node) -> bool:
 def _is_view(node: Node) -> bool:
     return node.target is operator.getitem or name_of(node) in (
         *("view", "_unsafe_view", "unsqueeze", "squeeze", "expand", "slice", "select", "t", "transpose", "permute"),
-        *("detach", "alias"),
+        *("detach", "alias", "rows_with_edges"),
     )
 
 

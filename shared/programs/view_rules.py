@@ -251,6 +251,11 @@ def _gather_rows(infer: Inference, node: Node):
     return Space(EDGE, dim, cross=("gather", end))
 
 
+@rule("rows_with_edges")
+def _rows_with_edges(infer: Inference, node: Node):
+    return space_of(node.args[0]).plain()
+
+
 @rule("fold", "extremum")
 def _fold(infer: Inference, node: Node):
     end, dim, _, reduce = node.args[-4:]

@@ -463,10 +463,7 @@ def test_a_node_without_edges_may_have_features_that_are_not_finite(value, flow,
         found.append(torch.autograd.grad(layer(rows, edge_index, e).sum(), [e, *layer.lin.parameters()]))
     assert all(b.isfinite().all() and error(a, b) < 1e-12 for a, b in zip(*found, strict=True))
     monkeypatch.setenv("EDGELESS_GENERATE", "on")
-    said = outcomes(layer, rows, edge_index, e)
-    assert said == [
-        ("a node without edges has features that are not finite, which gradients of weights would be", False)
-    ]
+    assert [ok for _, ok in outcomes(layer, rows, edge_index, e)] == [True]
     rows[19], rows[2] = 1.0, value  # which messages read, as PyG's do
     assert [ok for _, ok in outcomes(layer, rows, edge_index, e)] == [True]
 
