@@ -9,6 +9,7 @@
 #include "../common/dropout.h"
 #include "../common/fold.cuh"
 #include "../common/warp.cuh"
+#include "edge_products.cuh"
 #include "loaded.cuh"
 #include "tiles.cuh"
 

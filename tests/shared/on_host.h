@@ -183,6 +183,16 @@ inline void barrier() {
   ++progress;
 }
 
+inline bool any_of_block(bool holds) {
+  static std::vector<char> all;
+  all.resize(fibers.size());
+  all[current] = holds;
+  barrier();
+  const bool found = std::any_of(all.begin(), all.end(), [](char x) { return x != 0; });
+  barrier();
+  return found;
+}
+
 template <class Args>
 struct Launch {
   static inline void (*kernel)(Args);
@@ -249,6 +259,7 @@ inline bool __any_sync(unsigned mask, bool holds) { return on_host::ballot(mask,
 inline bool __all_sync(unsigned mask, bool holds) { return on_host::ballot(mask, !holds) == 0; }
 inline void __trap() { on_host::fail("the kernel has stopped"); }
 inline void __syncthreads() { on_host::barrier(); }
+inline int __syncthreads_or(bool holds) { return on_host::any_of_block(holds); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { on_host::ballot(mask, true); }
 
 // mma.m16n8k8 of TF32 values, whose lowest 13 bits do not count.

@@ -1,0 +1,147 @@
+// Products by edge in generated walks: the lanes of a warp leave values of kEdges edges in rows of shared memory, and
+// the warp multiplies these rows by a matrix on the tensor cores, or the block multiplies all of its warps' rows by
+// each other, summed over the edges. Between products, and behind the last one, lanes compute with what stands in rows.
+//
+// How lanes hold the factors of mma.m16n8k8, and how matrices stand in shared memory, is said in tiles.cuh.
+#pragma once
+
+#include "tiles.cuh"
+
+namespace edgeless::cuda::programs {
+
+// The edges of a sub-warp's window, one in each lane: the row and the id of each, and whether the sub-warp has it.
+template <class I, int kTeam>
+struct EdgesOfWindow {
+  int64_t near = 0, row = 0;
+  I end = 0, left = 0;  // the end of `row`; edges of the sub-warp from this window on
+  bool exists = false;
+
+  // position: of this lane's edge in the first window; last: the end of the sub-warp's edges.
+  __device__ __forceinline__ void start(int64_t first_row, I position, I last, const I* indptr, unsigned team) {
+    left = last - __shfl_sync(team, position, 0, kTeam);
+    row = first_row, end = indptr[row + 1];
+  }
+  __device__ __forceinline__ void next(I index, I position, const I* indptr) {
+    near = index;
+    exists = static_cast<int>(threadIdx.x % kTeam) < left;
+    left -= kTeam;
+    if (!exists) return;
+    while (end <= position) end = indptr[++row + 1];
+  }
+};
+
+// Writes rows of kDepth + kPad floats times a matrix, which fill_by_features() has copied, to rows of kColumns + kPad.
+// They may be the same rows.
+template <int kEdges, int kDepth, int kColumns, bool kLeftRest, bool kRightRest>
+__device__ __forceinline__ void multiply_rows(const float* from, const float* matrix, float* to) {
+  constexpr int kTiles = kColumns <= 64 ? kEdges / 16 : 1;  // that are multiplied at once, with one load of the matrix
+#pragma unroll 1
+  for (int first = 0; first < kEdges; first += 16 * kTiles) {
+    const float4* const row =
+        reinterpret_cast<const float4*>(from + (first + tile_edge()) * (kDepth + kPad)) + tile_place();
+    const float4* at = reinterpret_cast<const float4*>(matrix) + threadIdx.x % 32;
+    float sum[kTiles][kColumns / 8][4] = {};
+#pragma unroll 1
+    for (int c = 0; c < kDepth / 16; ++c, at += kColumns / 8 * 32) {
+      SplitNumbers<4> left[kTiles][2];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const float4 x = row[4 * tile * (kDepth + kPad) + 4 * c], y = row[(4 * tile + 2) * (kDepth + kPad) + 4 * c];
+        left[tile][0].set(0, x.x), left[tile][0].set(1, y.x), left[tile][0].set(2, x.y), left[tile][0].set(3, y.y);
+        left[tile][1].set(0, x.z), left[tile][1].set(1, y.z), left[tile][1].set(2, x.w), left[tile][1].set(3, y.w);
+      }
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const float4 x = at[j * 32];
+        SplitNumbers<2> right[2];
+        right[0].set(0, x.x), right[0].set(1, x.y), right[1].set(0, x.z), right[1].set(1, x.w);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            multiply_split<kLeftRest, kRightRest>(sum[tile][j], left[tile][half], right[half]);
+          }
+        }
+      }
+    }
+    __syncwarp();  // all lanes have read the rows
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float4* const out =
+            reinterpret_cast<float4*>(to + (first + 16 * tile + 8 * half + tile_edge()) * (kColumns + kPad)) +
+            tile_place();
+#pragma unroll
+        for (int m = 0; m < kColumns / 16; ++m) {
+          const float (&a)[4] = sum[tile][2 * m], (&b)[4] = sum[tile][2 * m + 1];
+          out[4 * m] = {a[2 * half], a[2 * half + 1], b[2 * half], b[2 * half + 1]};
+        }
+      }
+    }
+  }
+}
+
+// The sum over all edges of left^T right, [kRows, kColumns], of which each warp of a block has a part.
+template <int kRows, int kColumns>
+struct BlockTotals {
+  static constexpr int kWarps = kFoldThreads / 32, kRowParts = kRows % 128 == 0 ? 4 : kRows % 64 == 0 ? 2 : 1;
+  static constexpr int kHeight = kRows / kRowParts, kWidth = kColumns * kRowParts / kWarps;
+  static constexpr int kCount = kHeight * kWidth / 128;  // in fours, of a lane
+  float sum[kHeight / 16][kWidth / 8][4] = {};
+
+  // left, right: rows of kRows + kPad and kColumns + kPad floats of the first warp's edges; those of the next warp are
+  // `warp` floats further on.
+  template <int kEdges, bool kLeftRest, bool kRightRest>
+  __device__ __forceinline__ void add(const float* left, const float* right, int warp) {
+    left += static_cast<int>(threadIdx.x) / 32 % kRowParts * kHeight + 4 * tile_group();
+    right += static_cast<int>(threadIdx.x) / 32 / kRowParts * kWidth + tile_group();
+#pragma unroll 1
+    for (int i = 0; i < kWarps * kEdges / 16; ++i) {
+      const int tile = i / (kEdges / 16) * warp, edges = i % (kEdges / 16) * 16 + 2 * tile_place();
+      SplitNumbers<2> b[2][kWidth / 8];  // eight edges
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float* const row = right + tile + (edges + e / 2 * 8 + e % 2) * (kColumns + kPad);
+#pragma unroll
+        for (int n = 0; n < kWidth / 8; ++n) b[e / 2][n].set(e % 2, row[8 * n]);
+      }
+#pragma unroll
+      for (int h = 0; h < kHeight / 32; ++h) {
+        SplitNumbers<4> a[2][2];  // side, eight edges
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float4 x =
+              *reinterpret_cast<const float4*>(left + tile + (edges + e / 2 * 8 + e % 2) * (kRows + kPad) + 32 * h);
+          a[0][e / 2].set(e % 2 * 2, x.x), a[0][e / 2].set(e % 2 * 2 + 1, x.y);
+          a[1][e / 2].set(e % 2 * 2, x.z), a[1][e / 2].set(e % 2 * 2 + 1, x.w);
+        }
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+#pragma unroll
+          for (int n = 0; n < kWidth / 8; ++n) {
+            float d[4] = {};  // tensor cores truncate when they add
+            multiply_split<kLeftRest, kRightRest>(d, a[side][0], b[0][n]);
+            multiply_split<kLeftRest, kRightRest>(d, a[side][1], b[1][n]);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) sum[2 * h + side][n][k] += d[k];
+          }
+        }
+      }
+    }
+  }
+
+  // What a lane of a warp has in number k, the part has at ((warp * kCount + k / 4) * 32 + lane) * 4 + k % 4
+  // (shared/programs/cuda_products.py).
+  __device__ inline void finish(float* parts) const {
+    float4* const part = reinterpret_cast<float4*>(parts + static_cast<int64_t>(blockIdx.x) * (kRows * kColumns)) +
+                         threadIdx.x / 32 * kCount * 32 + threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float (&x)[4] = sum[i / (kWidth / 8)][i % (kWidth / 8)];
+      part[i * 32] = {x[0], x[1], x[2], x[3]};
+    }
+  }
+};
+
+}  // namespace edgeless::cuda::programs
