@@ -30,19 +30,46 @@ struct EdgesOfWindow {
   }
 };
 
-// Writes rows of kDepth + kPad floats times a matrix, which fill_by_features() has copied, to rows of kColumns + kPad.
-// They may be the same rows.
-template <int kEdges, int kDepth, int kColumns, bool kLeftRest, bool kRightRest>
-__device__ __forceinline__ void multiply_rows(const float* from, const float* matrix, float* to) {
+// A matrix that fill_by_features() has copied to shared memory.
+struct MatrixInOrder {
+  const float* from;
+
+  // Of a chunk of 16 features and a block of 8 columns what a lane multiplies: four features of a column.
+  template <int kColumns>
+  __device__ __forceinline__ float4 four(int chunk, int block) const {
+    return reinterpret_cast<const float4*>(from)[(chunk * (kColumns / 8) + block) * 32 + threadIdx.x % 32];
+  }
+};
+// A matrix of which elements are kColumn and kFeature values apart, kPlace values behind a multiple of four.
+template <class S, int kColumn, int kFeature, int kPlace>
+struct MatrixAsItIs {
+  const S* from;
+
+  template <int kColumns>
+  __device__ __forceinline__ float4 four(int chunk, int block) const {
+    const int lane = threadIdx.x % 32, column = block / 2 * 16 + lane / 8 * 4 + block % 2 * 2 + lane / 4 % 2;
+    const S* const at = from + column * kColumn + (16 * chunk + lane % 4 * 4) * kFeature;
+    if constexpr (kFeature == 1 && kPlace == 0 && kColumn % 4 == 0) {
+      Loaded<S, 4> x;
+      x.gather(at);
+      return {value_of(x[0]), value_of(x[1]), value_of(x[2]), value_of(x[3])};
+    }
+    return {value_of(__ldg(at)), value_of(__ldg(at + kFeature)), value_of(__ldg(at + 2 * kFeature)),
+            value_of(__ldg(at + 3 * kFeature))};
+  }
+};
+
+// Writes rows of kDepth + kPad floats times a matrix to rows of kColumns + kPad. They may be the same rows.
+template <int kEdges, int kDepth, int kColumns, bool kLeftRest, bool kRightRest, class Matrix>
+__device__ __forceinline__ void multiply_rows(const float* from, const Matrix& matrix, float* to) {
   constexpr int kTiles = kColumns <= 64 ? kEdges / 16 : 1;  // that are multiplied at once, with one load of the matrix
 #pragma unroll 1
   for (int first = 0; first < kEdges; first += 16 * kTiles) {
     const float4* const row =
         reinterpret_cast<const float4*>(from + (first + tile_edge()) * (kDepth + kPad)) + tile_place();
-    const float4* at = reinterpret_cast<const float4*>(matrix) + threadIdx.x % 32;
     float sum[kTiles][kColumns / 8][4] = {};
 #pragma unroll 1
-    for (int c = 0; c < kDepth / 16; ++c, at += kColumns / 8 * 32) {
+    for (int c = 0; c < kDepth / 16; ++c) {
       SplitNumbers<4> left[kTiles][2];
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
@@ -52,7 +79,7 @@ __device__ __forceinline__ void multiply_rows(const float* from, const float* ma
       }
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
-        const float4 x = at[j * 32];
+        const float4 x = matrix.template four<kColumns>(c, j);
         SplitNumbers<2> right[2];
         right[0].set(0, x.x), right[0].set(1, x.y), right[1].set(0, x.z), right[1].set(1, x.w);
 #pragma unroll

@@ -126,6 +126,9 @@ class _Writer(Registers):
         return Value([text] * table.shape[1], ONCE)
 
     def _map(self, item: Map, table: np.ndarray) -> Value:
+        if self.edge_products.chooses(item):
+            self.lines[EDGE] += [f"seldom |= !({name});" for name in self.value(item.args[0], table).names]
+            return self.value(item.args[1], table)
         args = [self.value(arg, table) for arg in item.args]
         kind = value_type(item.dtype)
         of = item.args[-1].dtype if item.op != "cast" else item.dtype

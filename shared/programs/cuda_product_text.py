@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .cuda_products import EdgeProducts, Matrix, Phase, Staged
+from .cuda_parts import stored_type
+from .cuda_products import EdgeProduct, EdgeProducts, Phase, Staged
 from .cuda_tiles import PAD
 
 WARPS = 4  # of a block
-SM_BYTES = 224 << 10  # of shared memory
+SM_BYTES, MOST_SHARED = 224 << 10, 92 << 10  # of shared memory; of a block's, as in cuda_text
 MOST_AHEAD = 64  # registers of a phase's loads
 
 
@@ -27,9 +28,9 @@ class ProductText:
         self.products, self.writer = products, products.writer
         self.bytes = (parameter_bytes + 15) // 16 * 16
         self.piece_bytes = piece_bytes
+        self.room = MOST_SHARED - piece_bytes
         self.constants: list[str] = []
         self.fills: list[str] = []
-        self.matrices: dict[tuple, str] = {}
         self.members: list[str] = []
         self.choose: list[str] = []
         self.own: list[str] = []
@@ -38,7 +39,7 @@ class ProductText:
         self.close: list[str] = []
         self.finish: list[str] = []
         self.start: list[str] = []
-        self.registers = self.floats = 0
+        self.registers = self.floats = self.least_registers = 0
         self.edges = 32  # of a warp at once
 
     @property
@@ -50,10 +51,10 @@ class ProductText:
         """Writes the lines; ``output`` is not needed, since the last phase writes all results by edge."""
         products, team = self.products, self.products.writer.tiles.team
         slots = products.allocate()
-        matrices = {p: self.matrix(p.matrix, p.item.numel, p.values.numel) for p in products.products.values()}
-        of_edge = sum(columns + PAD for columns in slots)
+        of_edge = WARPS * 4 * sum(columns + PAD for columns in slots)
+        matrices = self.place_matrices(of_edge)
         room = self.bytes + self.piece_bytes
-        if SM_BYTES // (room + WARPS * 32 * 4 * of_edge) < min(3, SM_BYTES // (room + WARPS * 16 * 4 * of_edge)):
+        if SM_BYTES // (room + 32 * of_edge) < min(3, SM_BYTES // (room + 16 * of_edge)):
             self.edges = 16
         at, starts = 0, []
         for columns in slots:
@@ -65,7 +66,14 @@ class ProductText:
         of_team = self.edges * team // 32
         lines, finish = ["__syncwarp();"], {}
         for number, phase in enumerate(products.phases):
+            if number == products.of_seldom:
+                lines.append("bool seldom = false;")
             lines += self.phase(phase, [s for s in products.staged.values() if s.phase == number], of_team)
+            if number == products.of_seldom:
+                multiply = [self.multiply(p, matrices[p]) for p in products.products.values() if p.seldom]
+                again = self.phase(products.seldom, products.anew, of_team)
+                inner = ["__syncwarp();", *multiply, "__syncwarp();", *again]
+                lines += ["if (__any_sync(kFullWarp, seldom)) {", *(f"  {line}" for line in inner), "}"]
             outers = [o for o in products.outers.values() if o.step == 3 * number + 1]
             lines.append("__syncthreads();" if outers else "__syncwarp();")
             for outer in outers:
@@ -84,13 +92,8 @@ class ProductText:
             if outers:
                 lines.append("__syncthreads();")
             for product in products.products.values():
-                if product.phase == number:
-                    rests = ", ".join(str(rest).lower() for rest in product.rests)
-                    left = products.staged[id(product.values)].rows
-                    lines.append(
-                        f"multiply_rows<{self.edges}, {product.values.numel}, {product.item.numel}, {rests}>("
-                        f"tile_rows + {left.name}, {matrices[product]}, tile_rows + {product.rows.name});"
-                    )
+                if product.phase == number and not product.seldom:
+                    lines.append(self.multiply(product, matrices[product]))
             lines.append("__syncwarp();")
         self.finish = [finish[id(outer)] for outer in products.outers.values()]
         self.constants.append(f"kRowsOfWarp = {self.floats}")
@@ -107,7 +110,7 @@ class ProductText:
         indptr = "static_cast<const I*>(args.graph.indptr)"
         self.begin = [f"window.start(own_row, position, last, {indptr}, this->template team<false>());"]
         widest = max((p.item.numel for p in products.products.values()), default=0)
-        self.registers += min(widest, 64) // 8 * 4 * (self.edges // 16 if widest <= 64 else 1) // 2
+        self.least_registers = 84 + self.registers + widest // 2 * (self.edges // 16 if widest <= 64 else 1)
 
     @property
     def in_step(self) -> bool:
@@ -158,14 +161,34 @@ class ProductText:
             "}",
         ]
 
-    def matrix(self, matrix: Matrix, columns: int, depth: int) -> str:
-        """The pointer to a matrix in shared memory."""
-        key = id(matrix.operand), matrix.start, matrix.column, matrix.feature, columns, depth
-        if key not in self.matrices:
-            self.matrices[key] = f"reinterpret_cast<const float*>(shared + {self.bytes})"
-            self.fills.append(
-                f"fill_by_features<{columns}, {depth}>({self.writer.pointer(matrix.operand)} + {matrix.start}, "
-                f"{matrix.column}, {matrix.feature}, reinterpret_cast<float*>(shared + {self.bytes}));"
-            )
-            self.bytes += 4 * columns * depth
-        return self.matrices[key]
+    def multiply(self, product: EdgeProduct, matrix: str) -> str:
+        """The call that computes a product."""
+        rests = ", ".join(str(rest).lower() for rest in product.rests)
+        left = self.products.staged[id(product.values)].rows
+        return (
+            f"multiply_rows<{self.edges}, {product.values.numel}, {product.item.numel}, {rests}>("
+            f"tile_rows + {left.name}, {matrix}, tile_rows + {product.rows.name});"
+        )
+
+    def place_matrices(self, of_edge: int) -> dict[EdgeProduct, str]:
+        """The products' matrices: in shared memory if there is room beside the rows and no product is seldom needed,
+        else as they are.
+        """
+        texts, known = {}, {}
+        for product in self.products.products.values():
+            matrix, columns, depth = product.matrix, product.item.numel, product.values.numel
+            kind, key = stored_type(matrix.operand.dtype), matrix.key
+            size = 4 * columns * depth
+            if key not in known and not product.seldom and self.bytes + size + 16 * of_edge <= self.room:
+                known[key] = f"MatrixInOrder{{reinterpret_cast<const float*>(shared + {self.bytes})}}"
+                self.fills.append(
+                    f"fill_by_features<{columns}, {depth}>({self.pointer(product)}, {matrix.column}, {matrix.feature}, "
+                    f"reinterpret_cast<float*>(shared + {self.bytes}));"
+                )
+                self.bytes += size
+            as_it_is = f"MatrixAsItIs<{kind}, {matrix.column}, {matrix.feature}, {matrix.start % 4}>"
+            texts[product] = known.get(key) or f"{as_it_is}{{{self.pointer(product)}}}"
+        return texts
+
+    def pointer(self, product: EdgeProduct) -> str:
+        return f"{self.writer.pointer(product.matrix.operand)} + {product.matrix.start}"

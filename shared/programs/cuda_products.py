@@ -9,7 +9,7 @@ rows as well. The device's side is core_cuda/programs/edge_products.cuh, the tex
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Optional
 
@@ -18,14 +18,14 @@ import torch
 
 from .cuda_parts import EDGE, Total, Value
 from .cuda_tiles import _FLOATS, PAD, Matrix, factors_of, reduced_of
-from .items import Draw, EdgeNumber, Folded, Item, Operand, Reduce, RowRead
+from .items import Draw, EdgeNumber, Folded, Item, Map, Operand, Reduce, RowRead
 from .lane_tables import runs_of
 
 if TYPE_CHECKING:
     from .cuda_code import _Writer
 
 MOST_COLUMNS, MOST_DEPTH = 128, 128
-MOST_SUMS = 8192  # of a sum over all edges, of which a warp has a quarter in its registers
+MOST_SUMS = 16384  # of a sum over all edges, of which a warp has a quarter in its registers
 WARPS = 4
 
 
@@ -41,6 +41,7 @@ class Rows:
     last: int
     own: bool = True
     slot: int = -1
+    fresh: bool = False  # whether nothing that is read at ``first`` may stand there
     readers: int = 0  # products that read them at ``last``
 
 
@@ -65,6 +66,7 @@ class EdgeProduct:
     rests: tuple[bool, bool]
     phase: int = 0
     rows: Optional[Rows] = None
+    seldom: bool = False  # whether only few edges need it
 
 
 @dataclass(eq=False)
@@ -104,6 +106,10 @@ class EdgeProducts:
         self.staged: dict[int, Staged] = {}  # by the id of the item
         self.outers: dict[int, Outer] = {}  # by the id of the total
         self.phases: list[Phase] = []
+        self.choices: dict[int, Map] = {}  # by the id of the item, those whose last operand needs a product seldom
+        self.of_seldom: Optional[int] = None  # the phase that needs them,
+        self.users: list[Staged] = []  # what depends on these choices,
+        self.seldom, self.anew = Phase(), []  # and how it is computed where they are needed
         self._levels: dict[int, int] = {}
         self._by_edge: dict[int, bool] = {}
 
@@ -132,8 +138,10 @@ class EdgeProducts:
             self.products = {}
             return
         self.outers = outers
+        self._find_seldom()
         for product in self.products.values():
-            product.phase = self.level(product.values)
+            if not product.seldom:
+                product.phase = self.level(product.values)
             self.stage(product.values)
         for outer in outers.values():
             for item in (outer.left, outer.right):
@@ -145,6 +153,8 @@ class EdgeProducts:
                 if staged.phase == number:
                     with self.phase(number):
                         staged.names = self.writer.value(staged.item, self.own_table(staged.item.numel)).names
+            if number == self.of_seldom:
+                self._write_seldom(number)
             for outer in outers.values():
                 both = [self.staged[id(item)] for item in (outer.left, outer.right)]
                 if max(s.phase for s in both) == number:
@@ -152,11 +162,64 @@ class EdgeProducts:
                     for s in both:
                         s.rows.last, s.rows.own = max(s.rows.last, outer.step), False
             for product in self.products.values():
-                if product.phase == number:
+                if product.phase == number and not product.seldom:
                     step, rows = 3 * number + 2, self.staged[id(product.values)].rows
                     rows.readers = rows.readers + 1 if rows.last == step else 1
                     rows.last, rows.own = step, False
                     product.rows = Rows(product.item.numel, self.writer.name("kRows"), step, step)
+
+    def _find_seldom(self) -> None:
+        """Finds products of which a choice between two values needs the second alone, as shares of extrema do where
+        edges are equal: they are computed for windows in which an edge needs them.
+        """
+        stage = self.writer.stage
+        found = [i for i in _reached(stage.sources()) if isinstance(i, Map) and i.seldom]
+        late = {id(item): [self.level(a) > 0 for a in item.args] for item in found}
+        self.choices = {id(item): item for item in found if late[id(item)] == [False, False, True]}
+        self._levels = {}
+        read = [p.values for p in self.products.values()] + [o for x in self.outers.values() for o in (x.left, x.right)]
+        leaves = {id(item) for item in read}
+        last = [item for item in stage.sources() if id(item) not in self.outers]
+        needed = {id(i) for i in _reached([*last, *read], self._without_seldom)}
+        seldom = [p for key, p in self.products.items() if key not in needed]
+        users = [i for i in read if self._chooses(i, leaves - {id(i)})]
+        levels = {self.level(item) for item in users}
+        fits = len(levels) == 1 and all(self.level(p.values) <= min(levels) for p in seldom)
+        if not seldom or not fits or any(self._chooses(i, leaves) for i in last):
+            self.choices = {}
+            self._levels = {}
+            return
+        for product in seldom:
+            product.seldom = True
+        self.of_seldom = min(levels)
+        self.users = [self.stage(item) for item in {id(i): i for i in users}.values()]
+        for staged in self.users:
+            staged.rows.fresh = True
+
+    def _without_seldom(self, item: Item) -> list[Item]:
+        return list(item.args[:2]) if id(item) in self.choices else item.parts()
+
+    def _chooses(self, item: Item, leaves: set[int]) -> bool:
+        """Whether an item is made of a choice, but for what stands in rows."""
+        if id(item) in leaves:
+            return False
+        of = _reached([item], lambda i: [p for p in i.parts() if id(p) not in leaves and id(p) not in self.products])
+        return any(id(i) in self.choices for i in of)
+
+    def _write_seldom(self, number: int) -> None:
+        """Writes the statements of a phase that few edges need, and what products they read."""
+        step = 3 * number + 0.5
+        for product in self.products.values():
+            if product.seldom:
+                product.rows = Rows(product.item.numel, self.writer.name("kRows"), step, step)
+                rows = self.staged[id(product.values)].rows
+                rows.last, rows.own = max(rows.last, step), False
+        choices, self.choices = self.choices, {}
+        with self.phase(number, self.seldom):
+            for staged in self.users:
+                names = self.writer.value(staged.item, self.own_table(staged.item.numel)).names
+                self.anew.append(Staged(staged.item, number, staged.rows, names, staged.summed))
+        self.choices = choices
 
     def level(self, item: Item) -> int:
         """The phase in which an item can be computed."""
@@ -167,7 +230,7 @@ class EdgeProducts:
             elif isinstance(item, (RowRead, Folded)):
                 found = 0
             else:
-                found = max(map(self.level, item.parts()), default=0)
+                found = max(map(self.level, self._without_seldom(item)), default=0)
             self._levels[id(item)] = found
         return self._levels[id(item)]
 
@@ -232,9 +295,9 @@ class EdgeProducts:
     # Values ----------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def phase(self, number: int) -> Iterator[None]:
+    def phase(self, number: int, phase: Optional[Phase] = None) -> Iterator[None]:
         """What is computed inside of the block is computed in a phase."""
-        writer, phase = self.writer, self.phases[number]
+        writer, phase = self.writer, phase or self.phases[number]
         saved = writer.memo, writer.lines[EDGE], writer.load, writer.words, writer.arrays, writer.uses_id
         writer.memo, writer.lines[EDGE], writer.load, writer.words = phase.memo, phase.lines, phase.load, phase.words
         writer.arrays, writer.uses_id, writer.phase = phase.arrays, phase.uses_id, number
@@ -278,14 +341,18 @@ class EdgeProducts:
 
     def allocate(self) -> list[int]:
         """Gives all rows a slot, and returns the columns of each slot."""
-        sources = {id(p.rows): self.staged[id(p.values)].rows for p in self.products.values()}
-        every = [s.rows for s in self.staged.values()] + [p.rows for p in self.products.values()]
+        products = list(self.products.values())
+        sources = {id(p.rows): self.staged[id(p.values)].rows for p in products if not p.seldom}
+        seldom = [p.rows for p in products if p.seldom]
+        apart = len(seldom) == len(self.users) == 1 and seldom[0].own  # is read where its user is written
+        apart = apart and seldom[0].columns == self.users[0].rows.columns
+        every = [s.rows for s in self.staged.values()] + [p.rows for p in products if not (apart and p.seldom)]
         slots: list[list] = []  # columns, the rows that have it
         for rows in sorted(every, key=lambda r: r.first):
             for number, slot in enumerate(slots):
                 before = slot[1]
                 free = before.last < rows.first
-                if before.last == rows.first:  # written where it is read
+                if before.last == rows.first and not rows.fresh:  # written where it is read
                     free = before.own or (sources.get(id(rows)) is before and before.readers == 1)
                 if free and slot[0] == rows.columns:
                     slot[1], rows.slot = rows, number
@@ -293,7 +360,13 @@ class EdgeProducts:
             else:
                 rows.slot = len(slots)
                 slots.append([rows.columns, rows])
+        if apart:
+            seldom[0].slot = self.users[0].rows.slot
         return [columns for columns, _ in slots]
+
+    def chooses(self, item: Map) -> bool:
+        """Whether an item's last operand is computed only where some edge needs it."""
+        return id(item) in self.choices
 
 
 def row_of(rows: Rows) -> str:
@@ -310,7 +383,7 @@ def _rest(*items: Item) -> bool:
     return all(item.dtype is torch.float32 for item in items)
 
 
-def _reached(items: list[Item]) -> list[Item]:
+def _reached(items: list[Item], parts: Callable[[Item], list[Item]] = lambda item: item.parts()) -> list[Item]:
     """The items of an edge that others are made of, in the order of their computation."""
     order: list[Item] = []
     seen: set[int] = set()
@@ -323,7 +396,7 @@ def _reached(items: list[Item]) -> list[Item]:
             seen.add(id(item))
             stack.append((item, True))
             if not isinstance(item, (RowRead, Folded)):
-                stack += [(part, False) for part in item.parts()]
+                stack += [(part, False) for part in parts(item)]
     return order
 
 

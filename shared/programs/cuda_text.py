@@ -172,7 +172,7 @@ class _Assembly:
             takes += [f"{name}[{i}] += {x};" for i, x in enumerate(value.names)]
             finish.append(f"add_totals<{total.columns}>(*this, {name}, {self.output(total.item, kind)});")
         registers += 56 + w.words * batch + (w.kept_values if w.keep else 0) + min(len(takes) // 6, 64)
-        registers += products.registers
+        registers = max(registers + products.registers, products.least_registers)
         if w.tiles.used and registers <= MOST_FEW:
             registers = int(0.9 * registers)
         shared = products.shared_bytes + THREADS * carry

@@ -35,6 +35,7 @@ class TileText:
         self.registers = 0
 
     in_step = False  # warps do not wait for each other
+    least_registers = 0
 
     def write(self, output: Callable) -> None:
         """Writes the lines; ``output`` makes a pointer to a result by edge."""

@@ -44,6 +44,11 @@ class Matrix:
     column: int
     feature: int
 
+    @property
+    def key(self) -> tuple:
+        """What it has in common with the same matrix, found anew."""
+        return id(self.operand), self.start, self.column, self.feature
+
 
 @dataclass(eq=False)
 class Rows:
@@ -319,7 +324,7 @@ def row_of(rows: Rows) -> str:
 
 
 def _same(a: Matrix, b: Matrix) -> bool:
-    return a.operand is b.operand and (a.start, a.column, a.feature) == (b.start, b.column, b.feature)
+    return a.key == b.key
 
 
 def _places(column: np.ndarray, feature: np.ndarray, count: int) -> np.ndarray:
