@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from .cuda_parts import stored_type
 from .cuda_products import EdgeProduct, EdgeProducts, Phase, Staged
-from .cuda_tiles import PAD
 
 WARPS = 4  # of a block
 SM_BYTES, MOST_SHARED = 224 << 10, 92 << 10  # of shared memory; of a block's, as in cuda_text
@@ -51,15 +52,15 @@ class ProductText:
         """Writes the lines; ``output`` is not needed, since the last phase writes all results by edge."""
         products, team = self.products, self.products.writer.tiles.team
         slots = products.allocate()
-        of_edge = WARPS * 4 * sum(columns + PAD for columns in slots)
+        of_edge = WARPS * 4 * sum(slots)
         matrices = self.place_matrices(of_edge)
         room = self.bytes + self.piece_bytes
         if SM_BYTES // (room + 32 * of_edge) < min(3, SM_BYTES // (room + 16 * of_edge)):
             self.edges = 16
         at, starts = 0, []
-        for columns in slots:
+        for floats in slots:
             starts.append(at)
-            at += self.edges * (columns + PAD)
+            at += self.edges * floats
         self.floats = at
         every = [s.rows for s in products.staged.values()] + [p.rows for p in products.products.values()]
         self.constants += [f"{rows.name} = {starts[rows.slot]}" for rows in every]
@@ -83,11 +84,11 @@ class ProductText:
                 self.members.append(f"BlockTotals<{rows}, {columns}> {name};")
                 self.registers += rows * columns // 128
                 rests = ", ".join(str(rest).lower() for rest in outer.rests)
-                first = "tile_rows - threadIdx.x / 32 * kRowsOfWarp"
-                lines.append(
-                    f"{name}.template add<{self.edges}, {rests}>({first} + {left.name}, {first} + {right.name}, "
-                    "kRowsOfWarp);"
-                )
+                first = [rows.at("0").replace("tile_rows", "rows_of_block") for rows in (left, right)]
+                lines += [
+                    "{ float* const rows_of_block = tile_rows - threadIdx.x / 32 * kRowsOfWarp;",
+                    f"{name}.template add<{self.edges}, {rests}>({', '.join(first)}, kRowsOfWarp); }}",
+                ]
                 finish[id(outer)] = name
             if outers:
                 lines.append("__syncthreads();")
@@ -140,9 +141,12 @@ class ProductText:
             rows = each.rows
             values = [f"counts_[u] ? {x} : 0" if each.summed else x for x in each.names]
             place = self.writer.place(self.products.own_table(rows.columns)[:, :1], len(values))
+            kind = stored_type(rows.dtype)
+            if kind != "float":
+                values = [f"stored<{kind}>({x})" for x in values]
             puts.append(
-                f"{inside}{{ const float x[{len(values)}] = {{{', '.join(values)}}}; "
-                f"keep_values(tile_rows + {rows.name} + (place_ + u) * {rows.columns + PAD} + {place}, x); }}"
+                f"{inside}{{ const {kind} x[{len(values)}] = {{{', '.join(values)}}}; "
+                f"keep_values({rows.at('place_ + u')} + {place}, x); }}"
             )
         return [
             f"for (int v = 0; v < {of_team}; v += {ahead}) {{",
@@ -165,10 +169,9 @@ class ProductText:
         """The call that computes a product."""
         rests = ", ".join(str(rest).lower() for rest in product.rests)
         left = self.products.staged[id(product.values)].rows
-        return (
-            f"multiply_rows<{self.edges}, {product.values.numel}, {product.item.numel}, {rests}>("
-            f"tile_rows + {left.name}, {matrix}, tile_rows + {product.rows.name});"
-        )
+        sizes = f"{self.edges}, {product.values.numel}, {product.item.numel}"
+        call = f"multiply_rows<{sizes}, {rests}>" if left.dtype is torch.float32 else f"multiply_half_rows<{sizes}>"
+        return f"{call}({left.at('0')}, {matrix}, {product.rows.at('0')});"
 
     def place_matrices(self, of_edge: int) -> dict[EdgeProduct, str]:
         """The products' matrices: in shared memory if there is room beside the rows and no product is seldom needed,
@@ -177,13 +180,17 @@ class ProductText:
         texts, known = {}, {}
         for product in self.products.products.values():
             matrix, columns, depth = product.matrix, product.item.numel, product.values.numel
-            kind, key = stored_type(matrix.operand.dtype), matrix.key
-            size = 4 * columns * depth
+            rows = self.products.staged[id(product.values)].rows.dtype
+            kind, key = stored_type(matrix.operand.dtype), (matrix.key, rows)
+            size = rows.itemsize * columns * depth
             if key not in known and not product.seldom and self.bytes + size + 16 * of_edge <= self.room:
-                known[key] = f"MatrixInOrder{{reinterpret_cast<const float*>(shared + {self.bytes})}}"
+                name, fill = (
+                    ("MatrixInOrder", "fill_by_features") if rows.itemsize == 4 else ("HalvesInOrder", "fill_halves")
+                )
+                at = f"reinterpret_cast<{stored_type(rows)}*>(shared + {self.bytes})"
+                known[key] = f"{name}{{{at if rows.itemsize == 4 else f'shared + {self.bytes}'}}}"
                 self.fills.append(
-                    f"fill_by_features<{columns}, {depth}>({self.pointer(product)}, {matrix.column}, {matrix.feature}, "
-                    f"reinterpret_cast<float*>(shared + {self.bytes}));"
+                    f"{fill}<{columns}, {depth}>({self.pointer(product)}, {matrix.column}, {matrix.feature}, {at});"
                 )
                 self.bytes += size
             as_it_is = f"MatrixAsItIs<{kind}, {matrix.column}, {matrix.feature}, {matrix.start % 4}>"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Optional
 import numpy as np
 import torch
 
-from .cuda_parts import EDGE, Total, Value
+from .cuda_parts import EDGE, Total, Value, stored_type
 from .cuda_tiles import _FLOATS, PAD, Matrix, factors_of, reduced_of
 from .items import Draw, EdgeNumber, Folded, Item, Map, Operand, Reduce, RowRead
 from .lane_tables import runs_of
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 MOST_COLUMNS, MOST_DEPTH = 128, 128
 MOST_SUMS = 16384  # of a sum over all edges, of which a warp has a quarter in its registers
 WARPS = 4
+MOST_AT_ONCE = (
+    64  # columns that are computed for all edges at once, so that rows of another width may be in their place
+)
 
 
 @dataclass(eq=False)
 class Rows:
-    """A row of ``columns`` floats for each edge of a window: when they are written, and read for the last time.
+    """A row of ``columns`` numbers for each edge of a window: when they are written, and read for the last time.
     ``own``: whether each lane reads only what it would write. ``slot``: where they stand.
     """
 
@@ -43,6 +46,23 @@ class Rows:
     slot: int = -1
     fresh: bool = False  # whether nothing that is read at ``first`` may stand there
     readers: int = 0  # products that read them at ``last``
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def step(self) -> int:
+        """The numbers from one row to the next."""
+        return self.columns + PAD * 4 // self.dtype.itemsize
+
+    @property
+    def floats(self) -> int:
+        """The floats that a row takes."""
+        return self.step * self.dtype.itemsize // 4
+
+    def at(self, edge: str) -> str:
+        """The pointer to the row of an edge."""
+        kind = stored_type(self.dtype)
+        start = f"tile_rows + {self.name}"
+        return f"{start if kind == 'float' else f'reinterpret_cast<{kind}*>({start})'} + ({edge}) * {self.step}"
 
 
 @dataclass(eq=False)
@@ -68,6 +88,11 @@ class EdgeProduct:
     rows: Optional[Rows] = None
     seldom: bool = False  # whether only few edges need it
 
+    @property
+    def halves(self) -> Optional[torch.dtype]:
+        """The 16-bit type in which it may be computed, if there is one."""
+        return self.item.dtype if self.item.dtype.itemsize == 2 and self.values.numel % 32 == 0 else None
+
 
 @dataclass(eq=False)
 class Outer:
@@ -76,6 +101,7 @@ class Outer:
     left: Item
     right: Item
     rests: tuple[bool, bool]
+    dtype: torch.dtype
     places: np.ndarray
     total: Optional[Total] = None
     step: int = 0
@@ -146,6 +172,7 @@ class EdgeProducts:
         for outer in outers.values():
             for item in (outer.left, outer.right):
                 self.stage(item).summed = True
+        self._choose_dtypes()
         count = max(s.phase for s in self.staged.values()) + 1
         self.phases = [Phase() for _ in range(count)]
         for number in range(count):
@@ -167,6 +194,14 @@ class EdgeProducts:
                     rows.readers = rows.readers + 1 if rows.last == step else 1
                     rows.last, rows.own = step, False
                     product.rows = Rows(product.item.numel, self.writer.name("kRows"), step, step)
+
+    def _choose_dtypes(self) -> None:
+        """Lets rows hold 16-bit numbers where all products of them are of such."""
+        for key, staged in self.staged.items():
+            kinds = {p.halves for p in self.products.values() if id(p.values) == key}
+            kinds |= {o.dtype for o in self.outers.values() if key in (id(o.left), id(o.right))}
+            if len(kinds) == 1 and (kind := kinds.pop()) is not None and kind.itemsize == 2:
+                staged.rows.dtype = kind
 
     def _find_seldom(self) -> None:
         """Finds products of which a choice between two values needs the second alone, as shares of extrema do where
@@ -277,7 +312,7 @@ class EdgeProducts:
             both = self._fits(left) and self._fits(right)
             if both and len(np.unique(at * columns + of)) == item.numel:
                 rests = _rest(item, left), _rest(item, right)
-                return Outer(left, right, rests, _places(at, of, rows, columns))
+                return Outer(left, right, rests, item.dtype, _places(at, of, rows, columns))
         return None
 
     def stage(self, item: Item) -> Staged:
@@ -311,7 +346,7 @@ class EdgeProducts:
         """Elements of an item that stands in rows, if it does."""
         product, staged = self.products.get(id(item)), self.staged.get(id(item))
         now = len(self.phases) if self.writer.phase is None else self.writer.phase
-        if staged is not None and staged.phase < now:
+        if staged is not None and staged.phase < now and staged.rows.dtype in (item.dtype, torch.float32):
             rows = staged.rows
         elif product is not None and product.rows is not None:
             rows = product.rows
@@ -323,8 +358,10 @@ class EdgeProducts:
         rows.own &= table.shape == own.shape and bool((table == own).all())
         for first, count in runs_of(table, rows.columns):
             name, place = self.writer.name("g"), self.writer.place(table[:, first : first + 1], count)
-            self.writer.lines[EDGE].append(f"Loaded<float, {count}> {name}; {name}.near({row_of(rows)} + {place});")
-            names += [f"{name}[{i}]" for i in range(count)]
+            kind = stored_type(rows.dtype)
+            at = f"{rows.at('place_ + u')} + {place}"
+            self.writer.lines[EDGE].append(f"Loaded<{kind}, {count}> {name}; {name}.near({at});")
+            names += [f"value_of({name}[{i}])" for i in range(count)]
         return Value(names, EDGE)
 
     def total(self, item: Item) -> Optional[Total]:
@@ -340,38 +377,35 @@ class EdgeProducts:
     # Rows ------------------------------------------------------------------------------------------------------------
 
     def allocate(self) -> list[int]:
-        """Gives all rows a slot, and returns the columns of each slot."""
+        """Gives all rows a slot, and returns the floats of each slot's rows."""
         products = list(self.products.values())
         sources = {id(p.rows): self.staged[id(p.values)].rows for p in products if not p.seldom}
         seldom = [p.rows for p in products if p.seldom]
         apart = len(seldom) == len(self.users) == 1 and seldom[0].own  # is read where its user is written
-        apart = apart and seldom[0].columns == self.users[0].rows.columns
+        apart = apart and seldom[0].floats == self.users[0].rows.floats
         every = [s.rows for s in self.staged.values()] + [p.rows for p in products if not (apart and p.seldom)]
-        slots: list[list] = []  # columns, the rows that have it
+        slots: list[list] = []  # floats, the rows that have it
         for rows in sorted(every, key=lambda r: r.first):
             for number, slot in enumerate(slots):
                 before = slot[1]
                 free = before.last < rows.first
                 if before.last == rows.first and not rows.fresh:  # written where it is read
-                    free = before.own or (sources.get(id(rows)) is before and before.readers == 1)
-                if free and slot[0] == rows.columns:
-                    slot[1], rows.slot = rows, number
+                    product = sources.get(id(rows)) is before and before.readers == 1
+                    free = (before.own or product) and before.floats == rows.floats
+                    free |= product and rows.columns <= MOST_AT_ONCE
+                if free:
+                    slot[:], rows.slot = (max(slot[0], rows.floats), rows), number
                     break
             else:
                 rows.slot = len(slots)
-                slots.append([rows.columns, rows])
+                slots.append([rows.floats, rows])
         if apart:
             seldom[0].slot = self.users[0].rows.slot
-        return [columns for columns, _ in slots]
+        return [floats for floats, _ in slots]
 
     def chooses(self, item: Map) -> bool:
         """Whether an item's last operand is computed only where some edge needs it."""
         return id(item) in self.choices
-
-
-def row_of(rows: Rows) -> str:
-    """The row of edge ``u`` of a batch."""
-    return f"tile_rows + {rows.name} + (place_ + u) * {rows.columns + PAD}"
 
 
 def _is_feature(item: Item) -> bool:

@@ -147,6 +147,8 @@ ON_HOST = [
     ("max", 64, 500, torch.float32),
     ("max", 64, 3, torch.float32),
     ("edge mlp", 32, 300, torch.bfloat16),
+    ("deep sum", 64, 300, torch.bfloat16),
+    ("deep sum", 64, 300, torch.float16),
     ("relu", 32, 300, torch.float32),
     ("deep", 32, 300, torch.float32),
     ("deep sum", 64, 300, torch.float32),
