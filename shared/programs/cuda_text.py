@@ -238,7 +238,7 @@ class _Assembly:
             start = {"sum": "0", "prod": "1", "amax": f"-{k}(INFINITY)", "amin": f"{k}(INFINITY)"}[s.fold.reduce]
             if s.fold.reduce in ("amax", "amin") and k not in ("float", "double"):
                 raise NotLowered("an extremum of integers")
-            extra = [] if s.arg is None else [f"int64_t {s.name}at[{n}];", f"int {s.name}count[{n}];"]
+            extra = [] if s.arg is None else [f"I {s.name}at[{n}];", f"int {s.name}count[{n}];"]
             members += extra
             pieces += extra
             names = [s.name] if s.arg is None else [s.name, f"{s.name}at", f"{s.name}count"]

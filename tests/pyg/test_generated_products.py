@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import numpy as np
 import on_host as host
@@ -21,25 +20,7 @@ from edgeless.kernels.provider import kernel_named
 from edgeless.programs.cuda_products import _places
 from edgeless.programs.cuda_walks import CudaWalk
 from edgeless.pyg import generated
-
-
-def mlp(*widths):
-    pairs = itertools.pairwise(widths)
-    return nn.Sequential(*[m for a, b in pairs for m in (nn.Linear(a, b), nn.ReLU())][:-1])
-
-
-class EdgeMLP(stock.MessagePassing):
-    """A perceptron of an edge's features weighs the rows that are summed, as in SchNet."""
-
-    def __init__(self, width):
-        super().__init__(aggr="sum")
-        self.lin, self.nn = nn.Linear(width, width), mlp(16, width, width)
-
-    def forward(self, x, edge_index, e):
-        return self.propagate(edge_index, x=self.lin(x), e=e)
-
-    def message(self, x_j, e):
-        return x_j * self.nn(e)
+from edgeless.tools.cli.own_perceptrons import edge_filter, perceptron, point_net
 
 
 class Attention(stock.MessagePassing):
@@ -47,7 +28,7 @@ class Attention(stock.MessagePassing):
 
     def __init__(self, width):
         super().__init__(aggr="sum")
-        self.score, self.values = mlp(2 * width, width, width), mlp(width, width, width)
+        self.score, self.values = perceptron(2 * width, width, width), perceptron(width, width, width)
 
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=x, size=None)
@@ -57,29 +38,18 @@ class Attention(stock.MessagePassing):
         return softmax(scores, index, num_nodes=size_i) * self.values(x_i - x_j)
 
 
-class PointNet(stock.MessagePassing):
-    """PointNetConv over positions that are the first features."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.layer = stock.PointNetConv(mlp(width + 3, width, width), add_self_loops=False)
-
-    def forward(self, x, edge_index):
-        return self.layer(x, x[:, :3], edge_index)
-
-
 LAYERS = {
-    "max": lambda f: stock.EdgeConv(mlp(2 * f, f, f)),
-    "relu": lambda f: stock.EdgeConv(nn.Sequential(mlp(2 * f, f, f), nn.ReLU())),
-    "deep": lambda f: stock.EdgeConv(mlp(2 * f, f, f, f)),
-    "deep sum": lambda f: stock.EdgeConv(mlp(2 * f, f, f, f), aggr="add"),
-    "widening": lambda f: stock.EdgeConv(mlp(2 * f, 32, f), aggr="max"),
-    "narrowing": lambda f: stock.EdgeConv(mlp(2 * f, f, 32), aggr="max"),
-    "edge mlp": EdgeMLP,
+    "max": lambda f: stock.EdgeConv(perceptron(2 * f, f, f)),
+    "relu": lambda f: stock.EdgeConv(nn.Sequential(perceptron(2 * f, f, f), nn.ReLU())),
+    "deep": lambda f: stock.EdgeConv(perceptron(2 * f, f, f, f)),
+    "deep sum": lambda f: stock.EdgeConv(perceptron(2 * f, f, f, f), aggr="add"),
+    "widening": lambda f: stock.EdgeConv(perceptron(2 * f, 32, f), aggr="max"),
+    "narrowing": lambda f: stock.EdgeConv(perceptron(2 * f, f, 32), aggr="max"),
+    "filter": lambda f: edge_filter(stock.MessagePassing)(f, f, 16),
     "attention": Attention,
-    "PointNet": PointNet,
+    "PointNet": lambda f: point_net(stock.PointNetConv)(f, f),
 }
-WITH_FEATURES = ("edge mlp",)
+WITH_FEATURES = ("filter",)
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +116,7 @@ def test_texts_with_products_compile(monkeypatch, name, architecture):
 ON_HOST = [
     ("max", 64, 500, torch.float32),
     ("max", 64, 3, torch.float32),
-    ("edge mlp", 32, 300, torch.bfloat16),
+    ("filter", 32, 300, torch.bfloat16),
     ("deep sum", 64, 300, torch.bfloat16),
     ("deep sum", 64, 300, torch.float16),
     ("relu", 32, 300, torch.float32),
@@ -154,7 +124,7 @@ ON_HOST = [
     ("deep sum", 64, 300, torch.float32),
     ("widening", 64, 300, torch.float32),
     ("narrowing", 96, 300, torch.float32),
-    ("edge mlp", 64, 300, torch.float32),
+    ("filter", 64, 300, torch.float32),
     ("attention", 32, 300, torch.float32),
     ("PointNet", 64, 300, torch.float32),
 ]
@@ -165,7 +135,18 @@ ON_HOST = [
 def test_products_agree_with_the_layer_on_the_host(name, width, edges, dtype):
     torch.manual_seed(1)
     layer = LAYERS[name](width).double()
-    args = shortened(inputs(name, width, 60, 900, 300), edges)
+    agree_on_the_host(layer, shortened(inputs(name, width, 60, 900, 300), edges), dtype)
+
+
+@pytest.mark.skipif(host.missing() is not None, reason=f"{host.missing()}")
+def test_edges_that_are_equal_share_a_gradient_on_the_host():
+    torch.manual_seed(1)
+    x, ends = shortened(inputs("max", 32, 60, 900, 300), 200)
+    single = torch.cat([ends, ends[:, :150]], 1)  # some windows have equal edges, others none
+    agree_on_the_host(LAYERS["max"](32).double(), (x, single), torch.float32)
+
+
+def agree_on_the_host(layer, args, dtype):
     expected = results(layer, args, {})
     theirs, ours = (copy.deepcopy(layer).to(dtype) for _ in range(2))
     edgeless.accelerate(ours)
@@ -176,6 +157,20 @@ def test_products_agree_with_the_layer_on_the_host(name, width, edges, dtype):
     assert not interpreted
     for mine, other, exact in zip(found, results(theirs, cast(args, "cpu", dtype), {}), expected, strict=True):
         assert error(mine.double(), exact) < max(1e-5, 2 * error(other.double(), exact))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("width", [32, 64, 128])
+def test_edges_that_are_equal_share_a_gradient(width):
+    torch.manual_seed(1)
+    layer = LAYERS["max"](width).double()
+    x, ends = shortened(inputs("max", width, 3000, 60_000, 9000), 40_000)
+    args = x, torch.cat([ends, ends[:, :20_000]], 1)
+    expected = results(layer, args, {})
+    ours = copy.deepcopy(layer).to("cuda", torch.float32)
+    edgeless.accelerate(ours)
+    for mine, exact in zip(results(ours, cast(args, "cuda", torch.float32), {}), expected, strict=True):
+        assert error(mine.cpu().double(), exact) < 1e-5
 
 
 @pytest.mark.cuda
