@@ -22,6 +22,8 @@
 //   piece(first, last)           returns the partial result of the edges [first, last)
 //   merge(piece, later), store(row, piece), store_empty(row), keep(slot, piece)
 //   kept(slot)                   reads what keep() wrote
+//   kInStep                      optional: true if all warps of the block take their windows together, so that choose()
+//                                may wait for the block
 //   kCheapEnd                    row ends are little code, so they are unrolled with the edges of a batch
 //   together()                   optional: called by the whole warp after takes and row ends; makes the earlier writes
 //                                of a lane visible to the other lanes of its sub-warp
@@ -74,6 +76,12 @@ template <class Fold, class = void>
 constexpr bool kCloses = false;
 template <class Fold>
 constexpr bool kCloses<Fold, std::void_t<decltype(&Fold::close)>> = true;
+
+// True if all warps of a block take their windows together.
+template <class Fold, class = void>
+constexpr bool kTakesStepsTogether = false;
+template <class Fold>
+constexpr bool kTakesStepsTogether<Fold, std::void_t<decltype(Fold::kInStep)>> = Fold::kInStep;
 
 template <class I>
 using FoldShares = RangeShares<I, kMostFoldTeams>;
@@ -136,12 +144,17 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   if constexpr (kBeginsWalk<Fold>) {
     if (at < last) fold.begin_walk(further(window, lane), last);
   }
-  while (__any_sync(kWarp, at < last)) {
+  constexpr bool kInStep = kTakesStepsTogether<Fold>;
+  auto goes_on = [&] {
+    if constexpr (kInStep) return __syncthreads_or(at < last) != 0;
+    return __any_sync(kWarp, at < last) != 0;
+  };
+  while (goes_on()) {
     const I index = next;
     fold.own(index, further(window, lane));
     window = further(window, width);
     next = __ldcs(indices + further(window, lane));
-    for (int b = 0; b < width && __any_sync(kWarp, at < last); b += kBatch) {
+    for (int b = 0; b < width && (kInStep || __any_sync(kWarp, at < last)); b += kBatch) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) fold.load(u, __shfl_sync(kWarp, index, b + u, width), further(at, u));
       fold.choose(b);

@@ -9,6 +9,7 @@
 #include "../common/dropout.h"
 #include "../common/fold.cuh"
 #include "../common/warp.cuh"
+#include "edge_products.cuh"
 #include "loaded.cuh"
 #include "tiles.cuh"
 
@@ -115,22 +116,30 @@ __device__ __forceinline__ bool is_near(A x, A best) {
   constexpr A kTolerance = sizeof(A) == 8 ? A(0x1p-46) : A(0x1p-17);
   return kNear && fabs(x - best) < kTolerance * fabs(best);
 }
+// Whether x is neither better than an extremum nor near it, nor NaN.
+template <bool kMax, bool kNear, class A>
+__device__ __forceinline__ bool is_worse(A x, A best) {
+  if constexpr (!kNear) return kMax ? x < best : x > best;
+  const A margin = (sizeof(A) == 8 ? A(0x1p-45) : A(0x1p-16)) * fabs(best);
+  return kMax ? x < best - margin : x > best + margin;
+}
 // The extremum of a row, the edge that it comes from, and a count: twice the number of edges that count as equal to it,
 // and 1 if several are equal; 0 before the first one and where it is NaN.
-template <bool kMax, bool kNear, class A>
-__device__ __forceinline__ void take_best(A x, int64_t id, A& best, int64_t& at, int& count) {
+template <bool kMax, bool kNear, class A, class At>
+__device__ __forceinline__ void take_best(A x, int64_t id, A& best, At& at, int& count) {
+  if (is_worse<kMax, kNear>(x, best)) return;  // as most are
   const bool better = kMax ? x > best : x < best;
   if (better || x != x || (count == 0 && best == best)) {
     count = x != x ? 0 : is_near<kNear>(x, best) ? 2 + (count & ~1) : 2;
-    best = x, at = id;
+    best = x, at = static_cast<At>(id);
   } else if (x == best) {
     count = (count + 2) | 1;
   } else if (is_near<kNear>(x, best)) {
     count += 2;
   }
 }
-template <bool kMax, bool kNear, class A>
-__device__ __forceinline__ void merge_best(A x, int64_t id, int n, A& best, int64_t& at, int& count) {
+template <bool kMax, bool kNear, class A, class At>
+__device__ __forceinline__ void merge_best(A x, At id, int n, A& best, At& at, int& count) {
   const bool better = kMax ? x > best : x < best;
   if (better || x != x) {
     count = is_near<kNear>(x, best) ? n + (count & ~1) : n;

@@ -31,6 +31,7 @@ from .cuda_parts import (
     stored_type,
     value_type,
 )
+from .cuda_products import EdgeProducts
 from .cuda_tiles import Tiles
 from .items import (
     Assemble,
@@ -51,9 +52,11 @@ from .lane_tables import distinct, flat, group_of, unflat
 from .scalar_texts import TEXTS
 
 
-def write(stage: Stage) -> Text:
+def write(stage: Stage, by_lanes: bool = False) -> Text:
     """The text of a pass, with as many values to a lane as loads of 16 bytes have, or more where lanes are too few.
 
+    Args:
+        by_lanes: whether each lane computes its part of products by edge alone.
     Raises:
         NotLowered: it cannot be written.
     """
@@ -62,6 +65,7 @@ def write(stage: Stage) -> Text:
     for per in _divisors(width, max(16 // size, 1)):
         for keep, share in ((True, False), (False, True), (False, False)):
             writer = _Writer(stage, width // per, per, keep, share)
+            writer.edge_products.wanted = not by_lanes
             try:
                 return writer.text()
             except (TooManyKept, TooMuchShared):
@@ -84,7 +88,7 @@ class _Writer(Registers):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.tiles = Tiles(self)
+        self.tiles, self.edge_products = Tiles(self), EdgeProducts(self)
 
     def snapshot(self):
         return super().snapshot(), self.tiles.snapshot()
@@ -110,7 +114,8 @@ class _Writer(Registers):
         key = (id(item), table.shape, table.tobytes())
         if key not in self.memo:
             self.kept.append(item)
-            self.memo[key] = getattr(self, f"_{type(item).__name__.lower()}")(item, table)
+            found = self.edge_products.value(item, table)
+            self.memo[key] = found or getattr(self, f"_{type(item).__name__.lower()}")(item, table)
         return self.memo[key]
 
     def _number(self, item: Number, table: np.ndarray) -> Value:
@@ -121,6 +126,9 @@ class _Writer(Registers):
         return Value([text] * table.shape[1], ONCE)
 
     def _map(self, item: Map, table: np.ndarray) -> Value:
+        if self.edge_products.chooses(item):
+            self.lines[EDGE] += [f"seldom |= !({name});" for name in self.value(item.args[0], table).names]
+            return self.value(item.args[1], table)
         args = [self.value(arg, table) for arg in item.args]
         kind = value_type(item.dtype)
         of = item.args[-1].dtype if item.op != "cast" else item.dtype
@@ -155,7 +163,7 @@ class _Writer(Registers):
         return self.value(item.row, table)
 
     def _edgenumber(self, item: EdgeNumber, table: np.ndarray) -> Value:
-        if item.which == "own":
+        if item.which == "own" and self.phase is None:
             return Value(["own_row"] * table.shape[1], ROW)
         if item.which == "id":
             self.uses_id = True
@@ -249,7 +257,7 @@ class _Writer(Registers):
     # Sums over items -------------------------------------------------------------------------------------------------
 
     def _reduce(self, item: Reduce, table: np.ndarray) -> Value:
-        product = self.tiles.product(item)
+        product = None if self.edge_products.used else self.tiles.product(item)
         if product is not None:
             return self.tiles.value(product, table)
         base = item.base

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ class Registers:
         self.fills: list[str] = []  # copy parameters
         self.copies: dict[tuple, int] = {}  # where they stand in shared memory
         self.members: list[str] = []
+        self.arrays = self.members  # those of what is loaded for several edges
         self.lines: list[list[str]] = [[], [], [], []]  # by how often they run
         self.load: list[str] = []
         self.reads: list[Item] = []
@@ -50,6 +52,7 @@ class Registers:
         self.counter = itertools.count()
         self.done: dict[int, tuple[np.ndarray, list[str]]] = {}  # folds of this pass, where results are written
         self.uses_id = False
+        self.phase: Optional[int] = None  # whose statements are written (cuda_products); None: the last
         self.words = self.kept_values = self.extra = self.shared_bytes = 0
 
     def name(self, letter: str) -> str:
@@ -83,6 +86,12 @@ class Registers:
             return Value(self.columns_of(*self.done[id(item)], table), STORE)
         if any(item is fold for fold in self.stage.folds):
             raise NotLowered("a result that depends on another of the same pass")
+        return self._own(item, table)
+
+    def _own(self, item: Item, table: np.ndarray) -> Value:
+        """Elements of the row's own; in a phase before the last the edges of several rows are computed together."""
+        if self.phase is not None:
+            return self.loaded(item, table, EDGE, "own_[u]")
         return self.loaded(item, table, ROW, "own_row")
 
     def columns_of(self, known: np.ndarray, names: list[str], table: np.ndarray) -> list[str]:
@@ -99,7 +108,7 @@ class Registers:
         if item.kind == "param":
             return self.parameter(item, table)
         if item.kind == "own":
-            return self.loaded(item, table, ROW, "own_row")
+            return self._own(item, table)
         if item.kind == "edge":
             self.uses_id = True
             return self.loaded(item, table, EDGE, "id_[u]", once=True)
@@ -132,7 +141,8 @@ class Registers:
             names = self.loaded(item, table[:, order], EDGE, "0").names
             return Value([names[i] for i in np.argsort(order)], EDGE)
         when = ONCE if self.keep else EDGE
-        keys = [(id(item), table[:, c].tobytes()) for c in range(table.shape[1])]
+        of = None if self.keep else self.phase
+        keys = [(id(item), of, table[:, c].tobytes()) for c in range(table.shape[1])]
         missing = [c for c, key in enumerate(keys) if key not in self.parameters]
         missing.sort(key=lambda c: int(table[0, c]))  # neighbours in memory are one load
         if missing:
@@ -165,7 +175,7 @@ class Registers:
                 self.lines[EDGE].append(f"Loaded<{kind}, {count}> {name}; {name}.gather(afresh({base}) + {place});")
             elif when == EDGE:
                 index = "[u]"
-                self.members.append(f"Loaded<{kind}, {count}> {name}[kBatch];")
+                self.arrays.append(f"Loaded<{kind}, {count}> {name}[kBatch];")
                 self.load.append(f"{name}[u].{how}({base} + {place});")
                 self.words += max(count * item.dtype.itemsize // 4, 1)
             else:
@@ -224,7 +234,7 @@ class Registers:
         return f"{name}[some]"
 
     def snapshot(self):
-        lists = (self.members, *self.lines, self.load, self.reads, self.tables, self.starts, self.fills)
+        lists = (self.members, self.arrays, *self.lines, self.load, self.reads, self.tables, self.starts, self.fills)
         numbers = (self.uses_id, self.words, self.kept_values, self.extra, self.shared_bytes)
         return [len(x) for x in lists], dict(self.memo), dict(self.parameters), dict(self.copies), numbers
 
@@ -232,6 +242,6 @@ class Registers:
         lengths, memo, parameters, copies, numbers = saved
         self.uses_id, self.words, self.kept_values, self.extra, self.shared_bytes = numbers
         self.memo, self.parameters, self.copies = dict(memo), dict(parameters), dict(copies)
-        lists = (self.members, *self.lines, self.load, self.reads, self.tables, self.starts, self.fills)
+        lists = (self.members, self.arrays, *self.lines, self.load, self.reads, self.tables, self.starts, self.fills)
         for x, n in zip(lists, lengths):
             del x[n:]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Union
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from .cuda_parts import (
     stored_type,
     value_type,
 )
+from .cuda_product_text import ProductText
 from .cuda_tile_text import TileText
 from .cuda_totals import total_of_lanes
 from .items import Folded, Item, NotLowered, View
@@ -41,17 +42,23 @@ MOST_SHARED, SM_BYTES = 92 << 10, 220 << 10
 def assemble_text(writer: _Writer) -> Text:
     """The text of a pass whose statements the writer writes."""
     stage = writer.stage
+    writer.edge_products.find()
     states: list[State] = []
     for fold in sorted(stage.folds, key=lambda fold: id(fold) in stage.online):
         if id(fold) in stage.online:
             states.append(_online(writer, fold, stage.online[id(fold)], states))
         elif fold.best is None:
             states.append(_state(writer, fold, next((f for f in stage.folds if f.best is fold), None)))
+    products = writer.edge_products
     tiles = writer.tiles
-    by_edge = [(item, *writer.spread(item, writer.tables_of(item))) for item in stage.by_edge if not tiles.result(item)]
+    by_edge = [
+        (item, *writer.spread(item, writer.tables_of(item)))
+        for item in stage.by_edge
+        if products.used or not tiles.result(item)
+    ]
     totals = []
     for item in stage.totals:
-        outer = tiles.total(item)
+        outer = products.total(item) if products.used else tiles.total(item)
         totals.append(total_of_lanes(writer, item) if outer is None else (outer, None))
     if sum(t.columns for t, value in totals if value is not None) > MOST_TOTALS:
         raise NotLowered("sums over all edges of more registers than a thread has")
@@ -140,11 +147,16 @@ class _Assembly:
         if len(takes) > MOST_LINES:
             raise NotLowered(f"an edge takes {len(takes)} statements")
         most_lines = 1000 if w.tiles.used else 480
-        fits = [b for b in (4, 2, 1) if w.words * b <= 64 and len(takes) * b <= most_lines and b <= w.tiles.most_edges]
+        most_edges = min(w.tiles.team // 2, 4) if w.edge_products.used else w.tiles.most_edges
+        fits = [b for b in (4, 2, 1) if w.words * b <= 64 and len(takes) * b <= most_lines and b <= most_edges]
         batch = max(fits, default=1)
         if batch == 4 and w.tiles.used and w.tiles.most_edges >= 8 and w.words <= 4 and len(takes) * 8 <= most_lines:
             batch = 8  # a whole tile is loaded while its products are computed
-        products = TileText(w.tiles, w.shared_bytes)
+        carry = sum(self.bytes_of(s) for s in self.states)
+        if w.edge_products.used:
+            products = ProductText(w.edge_products, w.shared_bytes, THREADS * carry)
+        else:
+            products = TileText(w.tiles, w.shared_bytes)
         products.write(self.output)
         takes += products.put
         finish, names = [], iter(products.finish)
@@ -160,10 +172,9 @@ class _Assembly:
             takes += [f"{name}[{i}] += {x};" for i, x in enumerate(value.names)]
             finish.append(f"add_totals<{total.columns}>(*this, {name}, {self.output(total.item, kind)});")
         registers += 56 + w.words * batch + (w.kept_values if w.keep else 0) + min(len(takes) // 6, 64)
-        registers += products.registers
+        registers = max(registers + products.registers, products.least_registers)
         if w.tiles.used and registers <= MOST_FEW:
             registers = int(0.9 * registers)
-        carry = sum(self.bytes_of(s) for s in self.states)
         shared = products.shared_bytes + THREADS * carry
         blocks = min(max(min(REGISTERS // (THREADS * registers), SM_BYTES // max(shared, 1)), 2), 8)
         if carry > PIECE_BYTES:
@@ -171,11 +182,12 @@ class _Assembly:
         if w.shared_bytes and w.shared_bytes + THREADS * carry > BLOCK_BYTES:
             raise TooMuchShared("parameters beside results that shared memory has no room for")
         if shared > MOST_SHARED:
-            raise NotLowered(f"products of narrow features that need {shared} bytes of shared memory")
+            raise NotLowered(f"products of edges that need {shared} bytes of shared memory")
         code = self.code(stores, finish, batch, products)
+        in_tiles = len(w.tiles.outers) + len(w.tiles.gradients) + len(w.edge_products.outers)
         return Text(
             code, w.reads, self.writes, [t for t, _ in self.totals], w.lanes, max(carry, 1), batch,
-            blocks, registers, products.shared_bytes, len(w.tiles.outers) + len(w.tiles.gradients),
+            blocks, registers, products.shared_bytes, in_tiles,
         )  # fmt: skip
 
     @staticmethod
@@ -216,7 +228,7 @@ class _Assembly:
             )
         return lines
 
-    def code(self, stores: list[str], finish: list[str], batch: int, products: TileText) -> str:
+    def code(self, stores: list[str], finish: list[str], batch: int, products: Union[TileText, ProductText]) -> str:
         w = self.w
         members = [f"{self.kind(s)} {s.name}[{s.table.shape[1]}];" for s in self.states]
         pieces = list(members)
@@ -226,7 +238,7 @@ class _Assembly:
             start = {"sum": "0", "prod": "1", "amax": f"-{k}(INFINITY)", "amin": f"{k}(INFINITY)"}[s.fold.reduce]
             if s.fold.reduce in ("amax", "amin") and k not in ("float", "double"):
                 raise NotLowered("an extremum of integers")
-            extra = [] if s.arg is None else [f"int64_t {s.name}at[{n}];", f"int {s.name}count[{n}];"]
+            extra = [] if s.arg is None else [f"I {s.name}at[{n}];", f"int {s.name}count[{n}];"]
             members += extra
             pieces += extra
             names = [s.name] if s.arg is None else [s.name, f"{s.name}at", f"{s.name}count"]
@@ -251,13 +263,16 @@ class _Assembly:
         if not pieces:
             pieces = ["char none;"]
         ids = "int64_t id_[kBatch];" if w.uses_id else ""
+        knows_id = w.uses_id or any(phase.uses_id for phase in w.edge_products.phases)
         loads = []
         if w.uses_id:
             loads = ["id_[u] = __shfl_sync(kFullWarp, own_id, next + u, 1 << args.plan.team_log2);"]
-        own, begin = ["own_id = next_id;", "next_id = id(after(position));", "next = 0;"] if w.uses_id else [], ""
-        if w.uses_id:
-            begin = "__device__ __forceinline__ void begin_walk(I position, I) { next_id = id(position); }"
-        choose = ["next = b + kBatch;", *products.choose] if w.uses_id else []
+        own, begin = ["own_id = next_id;", "next_id = id(after(position));", "next = 0;"] if knows_id else [], ""
+        if knows_id or products.begin:
+            first = [*(["next_id = id(position);"] if knows_id else []), *products.begin]
+            begin = f"__device__ __forceinline__ void begin_walk(I position, I last) {{ {' '.join(first)} }}"
+        own += products.own
+        choose = [*(["next = b + kBatch;"] if knows_id else []), *products.choose]
         near = "int64_t near_[kBatch];"
         totals = sum(t.columns for t, _ in self.totals)
         constants = "".join(f"\n  static constexpr int {text};" for text in products.constants)
@@ -273,7 +288,7 @@ using Args = {args};
 template <class I>
 struct Walk : Lane<Args> {{
   static constexpr int kBatch = {batch}, kTotals = {totals}, kShared = {products.shared_bytes};{constants}
-  static constexpr bool kCheapEnd = false;
+  static constexpr bool kCheapEnd = false, kInStep = {str(products.in_step).lower()};
   struct Piece {{
     {lines(pieces)}
   }};
@@ -289,7 +304,7 @@ struct Walk : Lane<Args> {{
     {lines([*w.fills, *products.fills])}
   }}
   {begin}
-  __device__ __forceinline__ void own(I, I position) {{
+  __device__ __forceinline__ void own(I index, I position) {{
     {lines(own)}
   }}
   __device__ __forceinline__ void choose(int b) {{

@@ -27,10 +27,15 @@ class TileText:
         self.matrices: dict[tuple, str] = {}
         self.put: list[str] = []  # what lanes write for each edge
         self.members: list[str] = []
+        self.own: list[str] = []
+        self.begin: list[str] = []
         self.choose: list[str] = []
         self.close: list[str] = []
         self.finish: list[str] = []
         self.registers = 0
+
+    in_step = False  # warps do not wait for each other
+    least_registers = 0
 
     def write(self, output: Callable) -> None:
         """Writes the lines; ``output`` makes a pointer to a result by edge."""

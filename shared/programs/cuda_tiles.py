@@ -44,6 +44,11 @@ class Matrix:
     column: int
     feature: int
 
+    @property
+    def key(self) -> tuple:
+        """What it has in common with the same matrix, found anew."""
+        return id(self.operand), self.start, self.column, self.feature
+
 
 @dataclass(eq=False)
 class Rows:
@@ -101,7 +106,7 @@ def follow(item: Item, table: np.ndarray) -> tuple[Item, np.ndarray]:
             return item, table
 
 
-def _factors(item: Item, table: np.ndarray) -> Optional[list[tuple[Item, np.ndarray]]]:
+def factors_of(item: Item, table: np.ndarray) -> Optional[list[tuple[Item, np.ndarray]]]:
     """Both factors of a product, and the elements of them."""
     item, table = follow(item, table)
     if not (isinstance(item, Map) and item.op == "mul" and item.dtype in _FLOATS):
@@ -113,13 +118,13 @@ def _is(item: Item, kind: str) -> bool:
     return isinstance(item, Operand) and item.kind == kind and item.dtype in _FLOATS
 
 
-def _reduced(item: Item) -> Optional[tuple[list[tuple[Item, np.ndarray]], tuple[int, int]]]:
+def reduced_of(item: Item) -> Optional[tuple[list[tuple[Item, np.ndarray]], tuple[int, int]]]:
     """Of a sum of products the factors, whose elements are ``[elements, summands]``."""
     if not (isinstance(item, Reduce) and item.op == "add" and item.dtype in _FLOATS):
         return None
     order = [d for d in range(len(item.base.shape)) if d not in item.dims] + list(item.dims)
     places = np.arange(item.base.numel).reshape(item.base.shape).transpose(order).reshape(item.numel, -1)
-    found = _factors(item.base, places)
+    found = factors_of(item.base, places)
     return None if found is None else (found, places.shape)
 
 
@@ -193,7 +198,7 @@ class Tiles:
         return None if steps is None or base.dtype not in _FLOATS else Matrix(base, *steps)
 
     def _product(self, item: Reduce) -> Optional[tuple[Operand, int, int, Matrix]]:
-        found = _reduced(item)
+        found = reduced_of(item)
         if found is None or self.writer.lanes > 32 or not _fits(*found[1]):
             return None
         factors, (columns, count) = found
@@ -244,7 +249,7 @@ class Tiles:
 
     def outer(self, item: Item) -> Optional[Outer]:
         """The outer product that is summed over all edges, if a total is one."""
-        factors = _factors(item, np.arange(item.numel))
+        factors = factors_of(item, np.arange(item.numel))
         if factors is None or self.writer.lanes > 32:
             return None
         for (operand, of), (values, at) in (factors, factors[::-1]):
@@ -272,7 +277,7 @@ class Tiles:
         if isinstance(item, Map) and item.op == "add" and item.dtype in _FLOATS:
             both = [self._terms(arg) for arg in item.args]
             return None if None in both else both[0] + both[1]
-        found = _reduced(item)
+        found = reduced_of(item)
         if found is None or not _fits(*found[1][::-1]):
             return None
         factors, (_, columns) = found
@@ -319,7 +324,7 @@ def row_of(rows: Rows) -> str:
 
 
 def _same(a: Matrix, b: Matrix) -> bool:
-    return a.operand is b.operand and (a.start, a.column, a.feature) == (b.start, b.column, b.feature)
+    return a.key == b.key
 
 
 def _places(column: np.ndarray, feature: np.ndarray, count: int) -> np.ndarray:

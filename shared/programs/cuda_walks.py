@@ -40,8 +40,8 @@ _BEFORE_POINTERS = f"QQQqq {_PLAN_BYTES}s qQ 3q"  # WalkArgs of core_cuda/progra
 class Pass:
     """A stage with its text and its kernels' names."""
 
-    def __init__(self, stage: Stage):
-        self.text = write(stage)
+    def __init__(self, stage: Stage, by_lanes: bool = False):
+        self.text = write(stage, by_lanes)
         # The core knows a kernel by its name alone.
         space = f"p{hashlib.sha256(self.text.code.encode()).hexdigest()[:24]}"
         self.header = named_text(HEADER, self.text.code.replace(f"programs::{NAMESPACE}", f"programs::{space}"))
@@ -81,7 +81,7 @@ def _passes(stage: Stage) -> list[Pass]:
         return [each for part in parts for each in _passes(part)] or [whole]
     except NotLowered:
         if not stage.halves():
-            raise
+            return [Pass(stage, by_lanes=True)]
         return [each for part in stage.halves() for each in _passes(part)]
 
 

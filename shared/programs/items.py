@@ -72,10 +72,13 @@ class EdgeNumber(Item):
 
 @dataclass(eq=False)
 class Map(Item):
-    """A primitive of :data:`edgeless.programs.scalar_texts.TEXTS` of items of the same shape, element by element."""
+    """A primitive of :data:`edgeless.programs.scalar_texts.TEXTS` of items of the same shape, element by element.
+    ``seldom``: the last operand of this choice is seldom taken.
+    """
 
     op: str
     args: tuple[Item, ...]
+    seldom: bool = False
 
     def parts(self) -> list[Item]:
         return list(self.args)

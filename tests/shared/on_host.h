@@ -183,6 +183,16 @@ inline void barrier() {
   ++progress;
 }
 
+inline bool any_of_block(bool holds) {
+  static std::vector<char> all;
+  all.resize(fibers.size());
+  all[current] = holds;
+  barrier();
+  const bool found = std::any_of(all.begin(), all.end(), [](char x) { return x != 0; });
+  barrier();
+  return found;
+}
+
 template <class Args>
 struct Launch {
   static inline void (*kernel)(Args);
@@ -249,6 +259,7 @@ inline bool __any_sync(unsigned mask, bool holds) { return on_host::ballot(mask,
 inline bool __all_sync(unsigned mask, bool holds) { return on_host::ballot(mask, !holds) == 0; }
 inline void __trap() { on_host::fail("the kernel has stopped"); }
 inline void __syncthreads() { on_host::barrier(); }
+inline int __syncthreads_or(bool holds) { return on_host::any_of_block(holds); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { on_host::ballot(mask, true); }
 
 // mma.m16n8k8 of TF32 values, whose lowest 13 bits do not count.
@@ -263,6 +274,34 @@ inline void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t 
     double sum = fresh ? 0 : c[i];
     for (int k = 0; k < 8; ++k) {
       sum += value(left[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) * value(right[column * 4 + k % 4][k / 4]);
+    }
+    c[i] = static_cast<float>(sum);
+  }
+}
+
+// mma.m16n8k16 of 16-bit values.
+template <class S>
+inline void multiply_halves(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const uint32_t b[2] = {b0, b1};
+  S left[32][8], right[32][4];
+  memcpy(left, on_host::exchange(~0u, a, sizeof(a)), sizeof(left));
+  const auto words = on_host::exchange(~0u, b, sizeof(b));
+  for (int lane = 0; lane < 32; ++lane) memcpy(right[lane], words[lane], sizeof(b));
+  const auto value = [](S x) -> double {
+    if constexpr (std::is_same_v<S, __half>) {
+      return __half2float(x);
+    } else {
+      return __bfloat162float(x);
+    }
+  };
+  const int lane = on_host::current % 32;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    double sum = c[i];
+    for (int k = 0; k < 16; ++k) {
+      const int word = k % 8 / 2, part = k / 8 * 2;
+      sum +=
+          value(left[row % 8 * 4 + word][2 * (part + row / 8) + k % 2]) * value(right[column * 4 + word][part + k % 2]);
     }
     c[i] = static_cast<float>(sum);
   }

@@ -26,6 +26,7 @@ _FLAGS = ("-std=gnu++17", "-O1", "-march=native", "-ffp-contract=fast", "-fPIC",
 _REPLACED = {
     "common/vec.cuh": ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = exp2f(x);"),
     "common/tf32.cuh": ("#if __CUDA_ARCH__ >= 800", "multiply_tf32(c, a, b, fresh);\n#if 0"),
+    "common/half_mma.cuh": ("#if __CUDA_ARCH__ >= 800", "multiply_halves<S>(c, a, b0, b1);\n#if 0"),
     "programs/walk.cuh": ("extern __shared__ uint4 dynamic[];", "uint4* const dynamic = on_host::dynamic;"),
 }
 _CORE = Path(__file__).resolve().parents[2] / "core_cuda"

@@ -6,10 +6,13 @@
 
 #include <cstdint>
 
+#include "../../common/half_mma.cuh"
 #include "../../common/vec.cuh"
 #include "tiles.cuh"
 
 namespace edgeless::cuda::projection::half {
+
+using cuda::multiply_add;
 
 constexpr int kInner = 16;  // depth of an mma
 
@@ -29,21 +32,6 @@ struct Operand : Tiles<uint16_t, kSize, kTransposed, 8, kThreads> {
     load_matrices<kTransposed>(tile + (kTransposed ? depth * kStride + at : at * kStride + depth), to);
   }
 };
-
-template <class S>
-__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if __CUDA_ARCH__ >= 800
-  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-#endif
-}
 
 // sum += A B^T for a stage of both operands, whose elements are S.
 template <class S, class A, class B, class Place, int kDown, int kSide>

@@ -135,11 +135,13 @@ LAYERS = {
 # Layers that the generator runs (docs/design.md), all of PyG and as wide as their input -------------------------------
 
 NARROW = 16  # features of an edge, where they are not as wide as the nodes'
-SUMS, CHANNELS, WIDE, NARROW_EDGES = GROUPS = (
+SUMS, CHANNELS, WIDE, NARROW_EDGES, PRODUCTS, FILTERS = GROUPS = (
     "pointwise sums and means",
     "softmax by channel, moments",
     "edge features of full width",
     "narrow edge features",
+    "a product of every edge, then a maximum",
+    "a perceptron of edge features",
 )
 # What degrees scale PNA's results by; which ones they are changes no time.
 _PNA = {
@@ -153,10 +155,25 @@ def _generated(class_name: str, group: str, label: str, build: Build, edge_featu
     return Layer((class_name, build), None, False, label, edge_features=edge_features, group=group)
 
 
-def _edge_conv(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
-    width = heads * channels
-    perceptron = (torch.nn.Linear(2 * features, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
-    return cls(torch.nn.Sequential(*perceptron), aggr="sum")
+def _edge_conv(aggr: str) -> Build:
+    def build(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
+        from .own_perceptrons import perceptron
+
+        return cls(perceptron(2 * features, heads * channels, heads * channels), aggr=aggr)
+
+    return build
+
+
+def _point_net(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
+    from .own_perceptrons import point_net
+
+    return point_net(cls)(features, heads * channels)
+
+
+def _edge_filter(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
+    from .own_perceptrons import edge_filter
+
+    return edge_filter(cls)(features, heads * channels, NARROW)
 
 
 def _gine(edge_features: Optional[int]) -> Build:
@@ -175,13 +192,16 @@ def _own_attention(cls: type, features: int, heads: int, channels: int, dropout:
 GENERATED = {
     "resgated": _generated("ResGatedGraphConv", SUMS, "ResGatedGraphConv", _wide()),
     "film": _generated("FiLMConv", SUMS, "FiLMConv", _wide()),
-    "edge-sum": _generated("EdgeConv", SUMS, "EdgeConv(sum)", _edge_conv),
+    "edge-sum": _generated("EdgeConv", SUMS, "EdgeConv(sum)", _edge_conv("sum")),
     "gen": _generated("GENConv", CHANNELS, "GENConv(softmax)", _wide(learn_t=True, num_layers=1), 0),
     "pna": _generated("PNAConv", CHANNELS, "PNAConv", _wide(**_PNA)),
     "gine": _generated("GINEConv", WIDE, "GINEConv", _gine(None), 0),
     "gine-16": _generated("GINEConv", NARROW_EDGES, "GINEConv(edge_dim=16)", _gine(NARROW), NARROW),
     "cg": _generated("CGConv", NARROW_EDGES, "CGConv(dim=16)", lambda cls, features, *_: cls(features, NARROW), NARROW),
     "own-attention": _generated("MessagePassing", NARROW_EDGES, "own attention", _own_attention, NARROW),
+    "edge-max": _generated("EdgeConv", PRODUCTS, "EdgeConv(max)", _edge_conv("max")),
+    "point-net": _generated("PointNetConv", PRODUCTS, "PointNetConv", _point_net),
+    "edge-filter": _generated("MessagePassing", FILTERS, "edge filter", _edge_filter, NARROW),
 }
 EVERY_LAYER = {**LAYERS, **GENERATED}
 

@@ -1,0 +1,246 @@
+// Products by edge in generated walks: the lanes of a warp leave values of kEdges edges in rows of shared memory, and
+// the warp multiplies these rows by a matrix on the tensor cores, or the block multiplies all of its warps' rows by
+// each other, summed over the edges. Between products, and behind the last one, lanes compute with what stands in rows.
+//
+// Rows hold floats, or 16-bit values where products of such are to be computed; kPad floats are behind each.
+//
+// How lanes hold the factors of mma.m16n8k8, and how matrices stand in shared memory, is said in tiles.cuh.
+#pragma once
+
+#include "../common/half_mma.cuh"
+#include "tiles.cuh"
+
+namespace edgeless::cuda::programs {
+
+// The values from one row to the next.
+template <class S, int kColumns>
+constexpr int kStep = kColumns + kPad * 4 / sizeof(S);
+
+// The edges of a sub-warp's window, one in each lane: the row and the id of each, and whether the sub-warp has it.
+template <class I, int kTeam>
+struct EdgesOfWindow {
+  int64_t near = 0, row = 0;
+  I end = 0, left = 0;  // the end of `row`; edges of the sub-warp from this window on
+  bool exists = false;
+
+  // position: of this lane's edge in the first window; last: the end of the sub-warp's edges.
+  __device__ __forceinline__ void start(int64_t first_row, I position, I last, const I* indptr, unsigned team) {
+    left = last - __shfl_sync(team, position, 0, kTeam);
+    row = first_row, end = indptr[row + 1];
+  }
+  __device__ __forceinline__ void next(I index, I position, const I* indptr) {
+    near = index;
+    exists = static_cast<int>(threadIdx.x % kTeam) < left;
+    left -= kTeam;
+    if (!exists) return;
+    while (end <= position) end = indptr[++row + 1];
+  }
+};
+
+// The column of which a lane has four or eight features in a block of columns.
+__device__ __forceinline__ int tile_column(int block, int lane) {
+  return block / 2 * 16 + lane / 8 * 4 + block % 2 * 2 + lane / 4 % 2;
+}
+
+// A matrix that fill_by_features() has copied to shared memory.
+struct MatrixInOrder {
+  const float* from;
+
+  // Of a chunk of 16 features and a block of 8 columns what a lane multiplies: four features of a column.
+  template <int kColumns>
+  __device__ __forceinline__ float4 four(int chunk, int block) const {
+    return reinterpret_cast<const float4*>(from)[(chunk * (kColumns / 8) + block) * 32 + threadIdx.x % 32];
+  }
+};
+// A matrix of which elements are kColumn and kFeature values apart, kPlace values behind a multiple of four.
+template <class S, int kColumn, int kFeature, int kPlace>
+struct MatrixAsItIs {
+  const S* from;
+
+  template <int kColumns>
+  __device__ __forceinline__ float4 four(int chunk, int block) const {
+    const S* const at =
+        from + tile_column(block, threadIdx.x % 32) * kColumn + (16 * chunk + threadIdx.x % 4 * 4) * kFeature;
+    if constexpr (kFeature == 1 && kPlace == 0 && kColumn % 4 == 0) {
+      Loaded<S, 4> x;
+      x.gather(at);
+      return {value_of(x[0]), value_of(x[1]), value_of(x[2]), value_of(x[3])};
+    }
+    return {value_of(__ldg(at)), value_of(__ldg(at + kFeature)), value_of(__ldg(at + 2 * kFeature)),
+            value_of(__ldg(at + 3 * kFeature))};
+  }
+  // The same for chunks of 32 features in 16 bits: eight features of a column.
+  template <class H, int kColumns>
+  __device__ __forceinline__ uint4 eight(int chunk, int block) const {
+    const S* const at =
+        from + tile_column(block, threadIdx.x % 32) * kColumn + (32 * chunk + threadIdx.x % 4 * 8) * kFeature;
+    H x[8];
+#pragma unroll
+    for (int q = 0; q < 8; ++q) x[q] = stored<H>(value_of(__ldg(at + q * kFeature)));
+    uint4 packed;
+    memcpy(&packed, x, sizeof(x));
+    return packed;
+  }
+};
+
+// Copies a matrix of kDepth features by kColumns columns into the order in which multiply_half_rows() reads it.
+template <int kColumns, int kDepth, class S, class H>
+__device__ inline void fill_halves(const S* from, int column, int feature, H* to) {
+  for (int i = threadIdx.x; i < kColumns * kDepth; i += kFoldThreads) {
+    const int q = i % 8, lane = i / 8 % 32, j = i / 256 % (kColumns / 8), c = i / 256 / (kColumns / 8);
+    to[i] = stored<H>(value_of(from[tile_column(j, lane) * column + (32 * c + lane % 4 * 8 + q) * feature]));
+  }
+}
+struct HalvesInOrder {
+  const char* from;
+
+  template <class H, int kColumns>
+  __device__ __forceinline__ uint4 eight(int chunk, int block) const {
+    return reinterpret_cast<const uint4*>(from)[(chunk * (kColumns / 8) + block) * 32 + threadIdx.x % 32];
+  }
+};
+
+// Writes the products of 16 kTiles edges to rows. All lanes have read what they multiply before.
+template <int kTiles, int kColumns>
+__device__ __forceinline__ void write_products(const float (&sum)[kTiles][kColumns / 8][4], float* to) {
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    float4* const row = reinterpret_cast<float4*>(to + (8 * i + tile_edge()) * kStep<float, kColumns>) + tile_place();
+#pragma unroll
+    for (int m = 0; m < kColumns / 16; ++m) {
+      const float (&a)[4] = sum[i / 2][2 * m], (&b)[4] = sum[i / 2][2 * m + 1];
+      row[4 * m] = {a[i % 2 * 2], a[i % 2 * 2 + 1], b[i % 2 * 2], b[i % 2 * 2 + 1]};
+    }
+  }
+}
+
+// Writes rows of kDepth + kPad floats times a matrix to rows of kColumns + kPad. They may be the same rows.
+template <int kEdges, int kDepth, int kColumns, bool kLeftRest, bool kRightRest, class Matrix>
+__device__ __forceinline__ void multiply_rows(const float* from, const Matrix& matrix, float* to) {
+  constexpr int kTiles = kColumns <= 64 ? kEdges / 16 : 1;  // that are multiplied at once, with one load of the matrix
+#pragma unroll 1
+  for (int first = 0; first < kEdges; first += 16 * kTiles) {
+    const float4* const row =
+        reinterpret_cast<const float4*>(from + (first + tile_edge()) * (kDepth + kPad)) + tile_place();
+    float sum[kTiles][kColumns / 8][4] = {};
+#pragma unroll 1
+    for (int c = 0; c < kDepth / 16; ++c) {
+      SplitNumbers<4> left[kTiles][2];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const float4 x = row[4 * tile * (kDepth + kPad) + 4 * c], y = row[(4 * tile + 2) * (kDepth + kPad) + 4 * c];
+        left[tile][0].set(0, x.x), left[tile][0].set(1, y.x), left[tile][0].set(2, x.y), left[tile][0].set(3, y.y);
+        left[tile][1].set(0, x.z), left[tile][1].set(1, y.z), left[tile][1].set(2, x.w), left[tile][1].set(3, y.w);
+      }
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const float4 x = matrix.template four<kColumns>(c, j);
+        SplitNumbers<2> right[2];
+        right[0].set(0, x.x), right[0].set(1, x.y), right[1].set(0, x.z), right[1].set(1, x.w);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) {
+            multiply_split<kLeftRest, kRightRest>(sum[tile][j], left[tile][half], right[half]);
+          }
+        }
+      }
+    }
+    write_products<kTiles, kColumns>(sum, to + first * kStep<float, kColumns>);
+  }
+}
+
+// The same for rows of kDepth 16-bit values.
+template <int kEdges, int kDepth, int kColumns, class H, class Matrix>
+__device__ __forceinline__ void multiply_half_rows(const H* from, const Matrix& matrix, float* to) {
+  constexpr int kTiles = kColumns <= 64 ? kEdges / 16 : 1, kFrom = kStep<H, kDepth>;
+#pragma unroll 1
+  for (int first = 0; first < kEdges; first += 16 * kTiles) {
+    const H* const row = from + (first + tile_edge()) * kFrom + 8 * tile_place();
+    float sum[kTiles][kColumns / 8][4] = {};
+#pragma unroll 1
+    for (int c = 0; c < kDepth / 32; ++c) {
+      uint32_t left[kTiles][2][4];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const uint4 x = *reinterpret_cast<const uint4*>(row + 16 * tile * kFrom + 32 * c);
+        const uint4 y = *reinterpret_cast<const uint4*>(row + (16 * tile + 8) * kFrom + 32 * c);
+        left[tile][0][0] = x.x, left[tile][0][1] = y.x, left[tile][0][2] = x.y, left[tile][0][3] = y.y;
+        left[tile][1][0] = x.z, left[tile][1][1] = y.z, left[tile][1][2] = x.w, left[tile][1][3] = y.w;
+      }
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const uint4 right = matrix.template eight<H, kColumns>(c, j);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) multiply_add<H>(sum[tile][j], left[tile][0], right.x, right.y);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) multiply_add<H>(sum[tile][j], left[tile][1], right.z, right.w);
+      }
+    }
+    write_products<kTiles, kColumns>(sum, to + first * kStep<float, kColumns>);
+  }
+}
+
+// The sum over all edges of left^T right, [kRows, kColumns], of which each warp of a block has a part.
+template <int kRows, int kColumns>
+struct BlockTotals {
+  static constexpr int kWarps = kFoldThreads / 32, kRowParts = kRows % 128 == 0 ? 4 : kRows % 64 == 0 ? 2 : 1;
+  static constexpr int kHeight = kRows / kRowParts, kWidth = kColumns * kRowParts / kWarps;
+  static constexpr int kCount = kHeight * kWidth / 128;  // in fours, of a lane
+  float sum[kHeight / 16][kWidth / 8][4] = {};
+
+  // left, right: rows of the first warp's edges; those of the next warp are `warp` floats further on.
+  template <int kEdges, bool kLeftRest, bool kRightRest, class L, class R>
+  __device__ __forceinline__ void add(const L* left, const R* right, int warp) {
+    left += static_cast<int>(threadIdx.x) / 32 % kRowParts * kHeight + 4 * tile_group();
+    right += static_cast<int>(threadIdx.x) / 32 / kRowParts * kWidth + tile_group();
+#pragma unroll 1
+    for (int i = 0; i < kWarps * kEdges / 16; ++i) {
+      const int tile = i / (kEdges / 16) * warp, edges = i % (kEdges / 16) * 16 + 2 * tile_place();
+      SplitNumbers<2> b[2][kWidth / 8];  // eight edges
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const R* const row = right + tile * (4 / sizeof(R)) + (edges + e / 2 * 8 + e % 2) * kStep<R, kColumns>;
+#pragma unroll
+        for (int n = 0; n < kWidth / 8; ++n) b[e / 2][n].set(e % 2, value_of(row[8 * n]));
+      }
+#pragma unroll
+      for (int h = 0; h < kHeight / 32; ++h) {
+        SplitNumbers<4> a[2][2];  // side, eight edges
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          Loaded<L, 4> x;
+          x.near(left + tile * (4 / sizeof(L)) + (edges + e / 2 * 8 + e % 2) * kStep<L, kRows> + 32 * h);
+          a[0][e / 2].set(e % 2 * 2, value_of(x[0])), a[0][e / 2].set(e % 2 * 2 + 1, value_of(x[1]));
+          a[1][e / 2].set(e % 2 * 2, value_of(x[2])), a[1][e / 2].set(e % 2 * 2 + 1, value_of(x[3]));
+        }
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+#pragma unroll
+          for (int n = 0; n < kWidth / 8; ++n) {
+            float d[4] = {};  // tensor cores truncate when they add
+            multiply_split<kLeftRest, kRightRest>(d, a[side][0], b[0][n]);
+            multiply_split<kLeftRest, kRightRest>(d, a[side][1], b[1][n]);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) sum[2 * h + side][n][k] += d[k];
+          }
+        }
+      }
+    }
+  }
+
+  // What a lane of a warp has in number k, the part has at ((warp * kCount + k / 4) * 32 + lane) * 4 + k % 4
+  // (shared/programs/cuda_products.py).
+  __device__ inline void finish(float* parts) const {
+    float4* const part = reinterpret_cast<float4*>(parts + static_cast<int64_t>(blockIdx.x) * (kRows * kColumns)) +
+                         threadIdx.x / 32 * kCount * 32 + threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float (&x)[4] = sum[i / (kWidth / 8)][i % (kWidth / 8)];
+      part[i * 32] = {x[0], x[1], x[2], x[3]};
+    }
+  }
+};
+
+}  // namespace edgeless::cuda::programs
