@@ -74,7 +74,7 @@ class ProgramCache:
 
         self.traces += 1
         try:
-            with _without_hooks():
+            with without_hooks():
                 program = Program(function, arguments, one_set, receiving, wanted)
                 check(program, function, arguments, one_set)
                 _try_landing(program, function, arguments, one_set)
@@ -96,7 +96,7 @@ def hooks_of_saved_tensors() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def _without_hooks():
+def without_hooks():
     """What a trace and a check save is no matter of the caller's hooks."""
     if hooks_of_saved_tensors() is None:
         return contextlib.nullcontext()

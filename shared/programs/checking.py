@@ -13,16 +13,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..graph.handle import Graph
 from .agreement import TOLERANCE, agree
+from .autograd import Run
 from .blocks import keeping_examples
 from .modes import Modes
 from .program import Program
 from .spaces import EDGE, FIRST, Argument, Refused, Sizes
+
+if TYPE_CHECKING:
+    from .derivatives import Derivative
 
 _SIZES, _ONE_SET = (11, 14, 58), (13, 13, 58)
 _BLOCK = 9
@@ -55,6 +60,66 @@ def check(program: Program, function: Callable, arguments: Sequence[Argument], o
         if not is_noise:
             raise
         _check_on(program, function, arguments, sizes, loops=False)
+
+
+def check_derivative(derivative: Derivative, program: Program, arguments: Sequence[Argument]) -> None:
+    """Compares a program's gradients as a program, and its gradients, with those by ops over all edges.
+
+    Args:
+        arguments: of ``derivative``, whose values are read and not changed.
+    Raises:
+        Refused: they differ.
+    """
+    one_set = program.sizes.one_set
+    sizes, generator = Sizes(*(_ONE_SET if one_set else _SIZES)), torch.Generator().manual_seed(21)
+    ends = _sample_ends(sizes, generator, loops=not one_set)  # a loop's distance has no second derivatives
+    graph = Graph.from_edge_index(ends if program.receiving == 1 else ends.flip(0), *_node_counts(sizes, program))
+    with torch.random.fork_rng(devices=()), in_double(program), in_double(derivative), keeping_examples():
+        for own in (True, False):
+            tensors = [_sample(a, sizes, generator, own) for a in arguments[FIRST:]]
+            ours, theirs = ([ends, ends[0], _seed(), *(t.clone() for t in tensors)] for _ in range(2))
+            for each in (ours, theirs):
+                for position in derivative.wanted:
+                    each[position].requires_grad_(True)
+            with torch.no_grad():
+                kept = program.forward(ours[: len(program.arguments)], graph, block=_BLOCK)[len(program.outputs) :]
+            given = {node: kept[place] for node, place in derivative.given_by}
+            got = Run.apply(derivative, graph, given, {"block": _BLOCK}, *ours)
+            expected = _by_plain_ops(program, graph, theirs, derivative.chosen)
+            _compare_gradients(derivative, (ours, got), (theirs, expected), generator)
+
+
+def _by_plain_ops(program: Program, graph: Graph, arguments: list[Tensor], chosen: Sequence[int]) -> list[Tensor]:
+    count = len(program.arguments)
+    own = list(arguments[:count])
+    for position in chosen:
+        own[position] = own[position].view_as(own[position])
+        if not own[position].requires_grad:
+            own[position].requires_grad_(True)
+    results = program.run_whole(graph, own)[: program.results]
+    pairs = [(r, c) for r, c in zip(results, arguments[count:]) if r.requires_grad]
+    found = torch.autograd.grad(
+        [r for r, _ in pairs], [own[p] for p in chosen], [c for _, c in pairs], create_graph=True, allow_unused=True
+    )
+    return [torch.zeros_like(own[p]) if g is None else g for p, g in zip(chosen, found)]
+
+
+def _compare_gradients(derivative: Derivative, ours: tuple, theirs: tuple, generator) -> None:
+    for a, b in zip(ours[1], theirs[1]):
+        if not agree(a, b):
+            raise _Differs("gradient", a, b)
+    weights = [torch.randn(b.shape, generator=generator, dtype=b.dtype) for b in theirs[1]]
+    second = []
+    for given, firsts in (ours, theirs):
+        pairs = [(f, w) for f, w in zip(firsts, weights) if f.requires_grad]
+        wanted = [given[p] for p in derivative.wanted]
+        found = [None] * len(wanted)
+        if pairs:
+            found = torch.autograd.grad([f for f, _ in pairs], wanted, [w for _, w in pairs], allow_unused=True)
+        second.append([torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted)])
+    for a, b in zip(*second):
+        if not agree(a, b):
+            raise _Differs("second derivative", a, b)
 
 
 def _check_on(program: Program, function: Callable, arguments: Sequence[Argument], sizes: Sizes, loops: bool) -> None:

@@ -25,6 +25,7 @@ _LIBRARY.define(
 _LIBRARY.define("share(Tensor src, Tensor best, Tensor arg, Tensor ids) -> Tensor")
 _LIBRARY.define("rows_with_edges(Tensor x, Tensor ends, int end, int dim) -> Tensor")
 _LIBRARY.define("dropout_scale(Tensor like, Tensor seed, Tensor ids, int key, float p) -> Tensor")
+_LIBRARY.define("stop(Tensor x) -> Tensor")  # a detach() of the user's, while gradients are traced
 
 gather_rows = torch.ops.edgeless_programs.gather_rows.default
 fold = torch.ops.edgeless_programs.fold.default
@@ -32,6 +33,7 @@ extremum = torch.ops.edgeless_programs.extremum.default
 share = torch.ops.edgeless_programs.share.default
 rows_with_edges = torch.ops.edgeless_programs.rows_with_edges.default
 dropout_scale = torch.ops.edgeless_programs.dropout_scale.default
+stop = torch.ops.edgeless_programs.stop.default
 
 EXTREMA = ("amax", "amin")
 
@@ -261,3 +263,5 @@ _LIBRARY.impl("fold", lambda *args: _Fold.apply(*args), "Autograd")
 _LIBRARY.impl("extremum", lambda *args: _Extremum.apply(*args), "Autograd")
 _LIBRARY.impl("share", _constant(share), "Autograd")
 _LIBRARY.impl("dropout_scale", _constant(dropout_scale), "Autograd")
+_LIBRARY.impl("stop", _constant(stop), "Autograd")
+_LIBRARY.impl("stop", lambda x: x.new_empty_strided(x.shape, x.stride()), "Meta")

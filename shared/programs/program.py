@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ..autocast import autocasts
 from ..functional.dropout import seed_tensor
 from ..graph.handle import Graph
 from . import index_rules, ops, view_rules  # noqa: F401  registers rules
+from .autograd import Run, as_traced
 from .blocks import Interpreter, call_whole
 from .kept_sums import use_kept_sums
 from .passes import rewrite
@@ -40,6 +39,9 @@ class Program:
         Refused: the function cannot run without an edge tensor, or not surely right.
 
     Attributes:
+        arguments: without their contents.
+        given: nodes whose values are given besides the arguments; none but of gradients.
+        derivatives: its gradients as programs, or why there are none, by what is differentiated.
         draws, needs_last, least_edges, written: as in :class:`edgeless.programs.tracing.Traced`.
         notes: what the passes did, in words.
         form: what the caller keeps with the program.
@@ -64,10 +66,17 @@ class Program:
         self.module = rewritten
         add_values(self.module, arguments, self.sizes)
         infer.annotate(self.module, arguments)
+        self.derivatives: dict[tuple, Program | str] = {}
+        self._complete(infer, arguments)
+
+    def _complete(self, infer: Inference, arguments: list[Argument], given: Sequence[Node] = ()) -> None:
+        """Makes schedules of an annotated graph and of its gradients; the values of ``given`` nodes are known."""
+        self.arguments, self.given = arguments, list(given)
+        self.names = [argument.name for argument in arguments]
         _name_arguments(self.module, arguments)
         self.outputs = outputs_of(self.module)
         self.results = len(self.outputs) - len(self.written)
-        self.plan = schedule(self.module, self.sizes, receiving)
+        self.plan = schedule(self.module, self.sizes, self.receiving, self.given)
         self.saved: list[Node] = []
         self.backward_plan: Schedule | None = None
         self.depends: list[bool] = []
@@ -79,14 +88,14 @@ class Program:
 
     def _add_backward(self, infer: Inference, arguments: list[Argument]) -> None:
         """Traces the gradients; what folds of the forward they need is kept by the forward."""
-        computed = {node for step in self.plan.steps for node in step.ops}
+        computed = {node for step in self.plan.steps for node in step.ops} | set(self.given)
         candidates = [
             node
             for node in self.module.graph.nodes
             if _is_kept(node) and (node.args[0] if node.target is operator.getitem else node) in computed
         ]
         set_outputs(self.module, [*self.outputs, *candidates])
-        cotangents = [_like(node) for node in self.outputs[: self.results]]
+        cotangents = self.cotangents()
         try:
             joint, self.depends, self.differentiable = trace_gradients(
                 self.module, arguments, cotangents, self.wanted, self.sizes
@@ -111,14 +120,17 @@ class Program:
         self.backward_plan.given = [node for node in given if node in used]
         self.saved = [pairs[node] for node in self.backward_plan.given]
         set_outputs(self.module, [*self.outputs, *self.saved])
-        self.plan = schedule(self.module, self.sizes, self.receiving)
+        self.plan = schedule(self.module, self.sizes, self.receiving, self.given)
         holders = [node for node in joint.graph.nodes if node.op == "placeholder"]
         own = [node for node in self.module.graph.nodes if node.op == "placeholder"]
         pairs = enumerate(zip(holders, own))
         self.reads_once = {i for i, a in enumerate(holders[: len(arguments)]) if a in used}
-        self.names = [argument.name for argument in arguments]
         # Second derivatives compute the forward again. A wanted argument is differentiated even if nothing reads it.
         self.reads = {i for i, (a, b) in pairs if i >= 2 and (a in used or b.users or i in self.wanted)}
+
+    def cotangents(self) -> list[Argument]:
+        """The gradients of the results as arguments."""
+        return [_like(node) for node in self.outputs[: self.results]]
 
     @property
     def how(self) -> str:
@@ -127,9 +139,9 @@ class Program:
 
     @functools.cached_property
     def divides_extrema(self) -> bool:
-        """Whether its backward computes gradients of extrema."""
-        plan = self.backward_plan
-        return plan is not None and any(node.target is ops.share for step in plan.steps for node in step.ops)
+        """Whether it computes gradients of extrema."""
+        plans = [plan for plan in (self.plan, self.backward_plan) if plan is not None]
+        return any(node.target is ops.share for plan in plans for step in plan.steps for node in step.ops)
 
     @functools.cached_property
     def width(self) -> int:
@@ -183,14 +195,14 @@ class Program:
             seed = seed_tensor(None, tensors[0].device if tensors else "cpu")
         given = [_NOTHING, _NOTHING, _NOTHING if seed is None else seed, *tensors]
         if self.wanted:
-            return list(_Run.apply(self, graph, options, *given))
+            return list(Run.apply(self, graph, {}, options, *given))
         with torch.no_grad():  # a function of autograd would take as long as a small walk
-            return self._computed(given, graph, options)[: len(self.outputs)]
+            return self.computed(given, graph, {}, options)[: len(self.outputs)]
 
-    def _computed(self, tensors: Sequence[Tensor], graph: Graph, options: dict) -> list[Tensor]:
-        """The results, then what the backward reads."""
-        with _as_traced(graph.device):
-            return self.forward(list(tensors), graph, **options)
+    def computed(self, tensors: Sequence[Tensor], graph: Graph, given: dict[Node, Any], options: dict) -> list[Tensor]:
+        """The results, then what the backward reads, of all arguments and of the values of ``given`` nodes."""
+        with as_traced(graph.device):
+            return self.forward(list(tensors), graph, given, **options)
 
     def run_whole(self, graph: Graph, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results by ops over all edges at once, which autograd differentiates any number of times.
@@ -260,80 +272,3 @@ def _is_kept(node: Node) -> bool:
 
 
 _NOTHING = torch.empty(0, dtype=torch.int64)
-_AS_IT_IS = contextlib.nullcontext()
-
-
-def _as_traced(device: torch.device):
-    """Autocast is off, since its casts are ops of the trace; gradients are off in a function of autograd."""
-    return torch.autocast(device.type, enabled=False) if autocasts(device.type) else _AS_IT_IS
-
-
-class _Run(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, program: Program, graph: Graph, options: dict, *tensors):
-        options = {"compiled": program.may_run_compiled(graph), **options}
-        values = program._computed(tensors, graph, options)
-        count = len(program.outputs)
-        ctx.program, ctx.graph, ctx.options, ctx.count = program, graph, options, len(tensors)
-        if program.backward is not None:
-            kept = [t if i in program.reads else None for i, t in enumerate(tensors)]
-            for position in program.written:  # the caller writes the new value there before the backward
-                kept[position] = None if kept[position] is None else kept[position].clone()
-            results = values[:count]  # which the caller may write over
-            saved = [v.clone() if any(v is r for r in results) else v for v in values[count:]]
-            # What only second derivatives read may be written in place, so autograd must not watch it.
-            others = {p: t for p, t in enumerate(kept) if t is not None and p not in program.reads_once}
-            ctx.others = {p: (t, t._version) for p, t in others.items()}
-            ctx.save_for_backward(*(None if p in others else t for p, t in enumerate(kept)), *saved)
-        results = tuple(values[:count])
-        ctx.mark_non_differentiable(
-            *results[program.results :], *(r for r, depends in zip(results, program.differentiable) if not depends)
-        )
-        return results
-
-    @staticmethod
-    def backward(ctx, *cotangents):
-        program, count = ctx.program, ctx.count
-        everything = ctx.saved_tensors  # raises if one was written in place; a checkpoint allows to ask once
-        tensors, saved = everything[:count], everything[count:]
-        cotangents = cotangents[: program.results]
-        if torch.is_grad_enabled() or any(map(torch._C._functorch.is_batchedtensor, cotangents)):
-            tensors = list(tensors)
-            for position, (tensor, version) in ctx.others.items():
-                if tensor._version != version:
-                    raise RuntimeError(
-                        f"{program.names[position]} was written in place after the layer, whose gradients cannot be "
-                        "differentiated then"
-                    )
-                tensors[position] = tensor
-            return (None, None, None, *_differentiable(program, ctx.graph, tensors, cotangents))
-        given = dict(zip(program.backward_plan.given, saved))
-        with _as_traced(ctx.graph.device):
-            found = iter(program.backward([*tensors, *cotangents], ctx.graph, given, **ctx.options))
-        grads: list[Tensor | None] = [None] * count
-        for position, depends in zip(program.wanted, program.depends):
-            if depends:
-                grads[position] = next(found)
-        return (None, None, None, *grads)
-
-
-def _differentiable(program: Program, graph: Graph, tensors, cotangents) -> list[Tensor | None]:
-    """Gradients by ops over all edges, which can be differentiated, and computed for a batch of cotangents."""
-    tensors = list(tensors)
-    create_graph = torch.is_grad_enabled()
-    positions = [p for p, depends in zip(program.wanted, program.depends) if depends]
-    with torch.enable_grad():
-        aliases = {p: tensors[p].view_as(tensors[p]) for p in positions}
-    for position in positions:  # one tensor may be several arguments, each of which has a gradient of its own
-        tensors[position] = aliases[position]
-    with torch.autocast(graph.device.type, enabled=False), torch.enable_grad():
-        outputs = program.run_whole(graph, tensors)[: program.results]
-        wanted = [tensors[position] for position in positions]
-        pairs = [(o, c) for o, c in zip(outputs, cotangents) if o.requires_grad]
-        found = torch.autograd.grad(
-            [o for o, _ in pairs], wanted, [c for _, c in pairs], create_graph=create_graph, allow_unused=True
-        )
-    grads: list[Tensor | None] = [None] * len(tensors)
-    for position, grad in zip(positions, found):
-        grads[position] = grad
-    return grads

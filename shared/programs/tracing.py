@@ -39,6 +39,7 @@ _DECOMPOSITIONS = get_decompositions(
     ]
 )
 _DECOMPOSITIONS[aten.copy.default] = lambda base, rows, non_blocking=False: rows.to(base.dtype).expand(base.shape)
+_DECOMPOSITIONS[aten.fill.Scalar] = torch.full_like
 _SAME = (aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.lift.default)
 
 
@@ -125,6 +126,9 @@ def _record(
         if node.op == "call_function" and node.target in _SAME:
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
+        elif node.target is aten.full_like.default and node.args[0].target is aten.empty_like.default:
+            node.args = (node.args[0].args[0], *node.args[1:])  # memory that is filled at once, as a factor of silu's
+    module.graph.eliminate_dead_code()
     return module
 
 
@@ -149,13 +153,21 @@ def add_values(module: Ops, arguments: Sequence[Argument], sizes: Sizes) -> None
 
 
 def trace_gradients(
-    module: Ops, arguments: Sequence[Argument], cotangents: Sequence[Argument], wanted: Sequence[int], sizes
+    module: Ops,
+    arguments: Sequence[Argument],
+    cotangents: Sequence[Argument],
+    wanted: Sequence[int],
+    sizes: Sizes,
+    again: bool = False,
 ) -> tuple[Ops, list[bool], list[bool]]:
     """Traces the gradients of a traced function: all its results, then the gradients of the ``wanted`` arguments.
 
     The first ``len(cotangents)`` results are differentiated. Returns the graph, for each wanted argument whether
     anything depends on it, since those on which nothing depends have no result, and for each differentiated result
     whether it depends on a wanted argument.
+
+    Args:
+        again: whether the graph will be differentiated once more, so that it must keep the detach() of the user's.
     """
     given = [*arguments, *cotangents]
     depends: list[bool] = []
@@ -166,13 +178,14 @@ def trace_gradients(
         with torch.enable_grad():
             for position in wanted:
                 inputs[position] = inputs[position].detach().requires_grad_(True)
-            results = module(*inputs)
+            results = module(*inputs, instead={aten.detach.default: ops.stop} if again else {})
             differentiable[:] = [r.requires_grad for r, _ in zip(results, grads)]
             pairs = [(r, g) for r, g in zip(results, grads) if r.requires_grad]
             found = [None] * len(wanted)
             if pairs:
                 outputs, weights = zip(*pairs)
-                found = torch.autograd.grad(outputs, [inputs[p] for p in wanted], weights, allow_unused=True)
+                sources = [inputs[p] for p in wanted]
+                found = torch.autograd.grad(outputs, sources, weights, create_graph=again, allow_unused=True)
         depends[:] = [grad is not None for grad in found]
         return (*(r.detach() for r in results), *(grad for grad in found if grad is not None))
 
@@ -183,6 +196,9 @@ def trace_gradients(
             traced.graph.erase_node(node)
     if any(_writes_in_place(node) for node in traced.graph.nodes):  # autograd adds gradients so
         traced = _record(lambda *tensors: tuple(traced(*tensors)), given, sizes)
+    for node in traced.graph.nodes:
+        if node.target is ops.stop:
+            node.target = aten.detach.default
     return traced, list(depends), list(differentiable)
 
 
