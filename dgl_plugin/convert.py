@@ -44,6 +44,12 @@ def to_graph(graph, etype=None) -> Graph:
     Raises:
         TypeError: graph is not a DGLGraph.
         dgl.DGLError: etype is not an edge type of the graph, or is needed and missing.
+
+    Example:
+        >>> import dgl
+        >>> from edgeless.dgl import to_graph
+        >>> to_graph(dgl.graph(([0, 1, 2], [2, 2, 0])))
+        Graph(num_src=3, num_dst=3, num_edges=3, device='cpu', int32)
     """
     if not isinstance(graph, DGLGraph):
         raise TypeError(f"to_graph: graph must be a DGLGraph, got {type(graph).__name__}")

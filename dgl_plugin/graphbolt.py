@@ -23,6 +23,12 @@ def stub() -> bool:
 
     Returns:
         bool: True if it was replaced; False if DGL is imported already, has no graphbolt, or has one for this torch.
+
+    Example:
+        >>> import dgl
+        >>> from edgeless.dgl import graphbolt
+        >>> graphbolt.stub()  # too late: DGL is imported already
+        False
     """
     if "dgl" in sys.modules or _loads():
         return False

@@ -72,12 +72,27 @@ def copy_u_sum(g, x):
 
     Returns:
         Tensor ``[Nd, *]`` of x's dtype; 0 for nodes without in-edges.
+
+    Example:
+        >>> import dgl, torch
+        >>> from edgeless.dgl import ops
+        >>> graph, x = dgl.graph(([0, 1, 2], [2, 2, 0])), torch.tensor([1.0, 2.0, 4.0])
+        >>> ops.copy_u_sum(graph, x)
+        tensor([4., 0., 3.])
     """
     return _run("copy_u_sum", g, x)
 
 
 def copy_u_mean(g, x):
-    """Mean of the features of in-neighbours: shapes and dtypes of :func:`copy_u_sum`."""
+    """Mean of the features of in-neighbours: shapes and dtypes of :func:`copy_u_sum`.
+
+    Example:
+        >>> import dgl, torch
+        >>> from edgeless.dgl import ops
+        >>> graph, x = dgl.graph(([0, 1, 2], [2, 2, 0])), torch.tensor([1.0, 2.0, 4.0])
+        >>> ops.copy_u_mean(graph, x)
+        tensor([4.0000, 0.0000, 1.5000])
+    """
     return _run("copy_u_mean", g, x)
 
 
@@ -86,12 +101,27 @@ def copy_u_min(g, x):
 
     Nodes without in-edges give infinity, or 0 if the whole graph has no edge, as in DGL. Among equal minima, one
     gets the gradient.
+
+    Example:
+        >>> import dgl, torch
+        >>> from edgeless.dgl import ops
+        >>> graph, x = dgl.graph(([0, 1, 2], [2, 2, 0])), torch.tensor([1.0, 2.0, 4.0])
+        >>> ops.copy_u_min(graph, x)
+        tensor([4., inf, 1.])
     """
     return _run("copy_u_min", g, x)
 
 
 def copy_u_max(g, x):
-    """Maximum of the features of in-neighbours: as :func:`copy_u_min`, with minus infinity in place of infinity."""
+    """Maximum of the features of in-neighbours: as :func:`copy_u_min`, with minus infinity in place of infinity.
+
+    Example:
+        >>> import dgl, torch
+        >>> from edgeless.dgl import ops
+        >>> graph, x = dgl.graph(([0, 1, 2], [2, 2, 0])), torch.tensor([1.0, 2.0, 4.0])
+        >>> ops.copy_u_max(graph, x)
+        tensor([4., -inf, 2.])
+    """
     return _run("copy_u_max", g, x)
 
 
@@ -106,6 +136,13 @@ def u_mul_e_sum(g, x, y):
 
     Returns:
         Tensor ``[Nd, *]`` of the broadcast shape; 0 for nodes without in-edges.
+
+    Example:
+        >>> import dgl, torch
+        >>> from edgeless.dgl import ops
+        >>> graph, x = dgl.graph(([0, 1, 2], [2, 2, 0])), torch.tensor([1.0, 2.0, 4.0])
+        >>> ops.u_mul_e_sum(graph, x, torch.tensor([10.0, 1.0, 1.0]))
+        tensor([ 4.,  0., 12.])
     """
     return _run("u_mul_e_sum", g, x, y)
 
@@ -120,6 +157,13 @@ def u_dot_v(g, x, y):
 
     Returns:
         Tensor ``[E, *, 1]`` in the order of the graph's edge ids.
+
+    Example:
+        >>> import dgl, torch
+        >>> from edgeless.dgl import ops
+        >>> graph, x = dgl.graph(([0, 1, 2], [2, 2, 0])), torch.tensor([1.0, 2.0, 4.0])
+        >>> ops.u_dot_v(graph, x.view(3, 1).repeat(1, 2), x.view(3, 1).repeat(1, 2)).flatten()
+        tensor([ 8., 16.,  8.])
     """
     return _run("u_dot_v", g, x, y)
 
@@ -137,6 +181,13 @@ def edge_softmax(graph, logits, eids=ALL, norm_by="dst"):
 
     Returns:
         Tensor of logits' shape and dtype.
+
+    Example:
+        >>> import dgl, torch
+        >>> from edgeless.dgl import ops
+        >>> graph, x = dgl.graph(([0, 1, 2], [2, 2, 0])), torch.tensor([1.0, 2.0, 4.0])
+        >>> ops.edge_softmax(graph, torch.zeros(3, 1)).flatten()
+        tensor([0.5000, 0.5000, 1.0000])
     """
     return _run("edge_softmax", graph, logits, eids, norm_by)
 

@@ -45,6 +45,12 @@ class Reorder(transforms.BaseTransform):
         dgl.DGLError: on call, for blocks and batches, whose node order has a meaning.
         TypeError, ValueError, IndexError: on call, for a method or permutation that does not fit.
         ImportError: the method's library is missing.
+
+    Example:
+        >>> import dgl
+        >>> from edgeless.dgl.transforms import Reorder
+        >>> Reorder("degree")(dgl.graph(([0, 1, 2], [2, 2, 0]))).ndata["original_node"]
+        tensor([2, 0, 1])
     """
 
     def __init__(
@@ -102,6 +108,15 @@ def restore(out: Tensor, g: DGLGraph, ntype: Optional[str] = None) -> Tensor:
         KeyError: the graph was not reordered.
         dgl.DGLError: ntype is not one of its node types, or is needed and missing.
         TypeError, ValueError, IndexError: the number of rows is wrong, or the graph has lost some of the nodes.
+
+    Example:
+        >>> import dgl, torch
+        >>> from edgeless.dgl.transforms import Reorder, restore
+        >>> graph = dgl.graph(([0, 1, 2], [2, 2, 0]))
+        >>> graph.ndata["x"] = torch.tensor([0.0, 1.0, 2.0])
+        >>> reordered = Reorder("degree")(graph)
+        >>> restore(reordered.ndata["x"], reordered)
+        tensor([0., 1., 2.])
     """
     if ntype is None and len(g.ntypes) != 1:
         raise DGLError(f"restore: ntype must be one of {g.ntypes}, got None")

@@ -29,6 +29,14 @@ def segment_mm(a, b, seglen_a):
 
     Raises:
         ValueError: the lengths do not add up to N; DGL's CPU function does not check this.
+
+    Example:
+        >>> import torch
+        >>> from edgeless.dgl import ops
+        >>> ops.segment_mm(torch.ones(3, 2), torch.tensor([[[1.0], [1.0]], [[2.0], [2.0]]]), torch.tensor([1, 2]))
+        tensor([[2.],
+                [4.],
+                [4.]])
     """
     if not compiling() and watched_calls():
         a, b, seglen_a = computed((a, b, seglen_a))
@@ -50,6 +58,15 @@ def gather_mm(a, b, *, idx_b):
 
     Raises:
         IndexError: a type is negative or not below R.
+
+    Example:
+        >>> import torch
+        >>> from edgeless.dgl import ops
+        >>> matrices = torch.tensor([[[1.0], [1.0]], [[2.0], [2.0]]])
+        >>> ops.gather_mm(torch.ones(3, 2), matrices, idx_b=torch.tensor([1, 0, 1]))
+        tensor([[4.],
+                [2.],
+                [4.]])
     """
     if not compiling() and watched_calls():
         a, b, idx_b = computed((a, b, idx_b))

@@ -54,6 +54,14 @@ class Reorder(BaseTransform):
         TypeError, ValueError, IndexError: on call, if data is no data object or is a Batch (reorder its graphs before
             they are batched), or for a permutation that does not fit.
         ImportError: the method's library is missing.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> from edgeless.pyg.transforms import Reorder
+        >>> data = Data(x=torch.tensor([[0.0], [1.0], [2.0]]), edge_index=torch.tensor([[0, 1, 2], [2, 2, 0]]))
+        >>> Reorder("degree")(data).original_node
+        tensor([2, 0, 1])
     """
 
     def __init__(
@@ -103,6 +111,15 @@ def restore(out: Tensor, data: Union[Data, HeteroData], node_type: Optional[str]
     Raises:
         KeyError: data was not reordered, or has no such node type.
         TypeError, ValueError, IndexError: the number of rows is wrong, or the data has lost some of the nodes.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> from edgeless.pyg.transforms import Reorder, restore
+        >>> data = Data(x=torch.tensor([[0.0], [1.0], [2.0]]), edge_index=torch.tensor([[0, 1, 2], [2, 2, 0]]))
+        >>> reordered = Reorder("degree")(data)
+        >>> restore(reordered.x, reordered).tolist()
+        [[0.0], [1.0], [2.0]]
     """
     if isinstance(data, HeteroData):
         if node_type not in data.node_types:

@@ -51,6 +51,13 @@ def num_bytes(graph: Graph, *, exact: bool = False) -> int:
         exact: count all windows of 32 rows. Else the result is an estimate from 256 evenly spaced ones per direction.
     Raises:
         TypeError: graph is no Graph.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, blocks
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]))
+        >>> blocks.num_bytes(graph)
+        280
     """
     _expect_graph("blocks.num_bytes", graph)
     total = 0
@@ -79,6 +86,14 @@ def save(graph: Graph, file: Union[str, os.PathLike]) -> None:
         TypeError: graph is no Graph.
         ImportError: safetensors is missing; ``pip install 'edgeless[blocks]'``.
         OSError: the file cannot be written.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from edgeless import Graph, blocks
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     blocks.save(graph, f"{folder}/graph.blocks")
+        ...     blocks.load(graph, f"{folder}/graph.blocks")
     """
     from edgeless import __version__
 
@@ -111,6 +126,14 @@ def load(graph: Graph, file: Union[str, os.PathLike]) -> None:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged or truncated, of another kind, version or graph, or its blocks are invalid.
         ImportError: safetensors is missing.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from edgeless import Graph, blocks
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     blocks.save(graph, f"{folder}/graph.blocks")
+        ...     blocks.load(graph, f"{folder}/graph.blocks")
     """
     call = "blocks.load"
     _expect_graph(call, graph)

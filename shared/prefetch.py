@@ -44,6 +44,14 @@ def prefetch(batches: Iterable[Any], prepare: Callable[[Any], T], device) -> Ite
         device: where training runs. On a CPU there is no prefetching.
     Raises:
         TypeError, ValueError: prepare is not a function, or device not a device.
+
+    Example:
+        >>> import torch, edgeless
+        >>> batches = [torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0], [1]])]
+        >>> for graph in edgeless.prefetch(batches, edgeless.Graph.from_edge_index, "cpu"):
+        ...     print(graph.num_edges)
+        2
+        1
     """
     device = as_device("prefetch", device)
     if not callable(prepare):

@@ -58,6 +58,7 @@ def capture(model: _Model, *, warmup: int = 3, most: int = 8) -> _Model:
             own that is called ``captured``.
 
     Example:
+        >>> import torch, edgeless
         >>> model = edgeless.capture(torch.nn.Linear(2, 1))
         >>> model(torch.ones(3, 2)).shape  # on the CPU it runs as it is
         torch.Size([3, 1])

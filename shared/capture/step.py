@@ -84,6 +84,7 @@ def capture_step(
         IndexError: of a call: in a call before, a graph had ids out of range.
 
     Example:
+        >>> import torch, edgeless
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.Adam(model.parameters())
         >>> @edgeless.capture_step(model=model, optimizer=optimizer)

@@ -154,7 +154,7 @@ def why_never_fused(layer: torch.nn.Module, fused: type) -> str:
     swapped = fused.__new__(fused)
     swapped.__dict__ = layer.__dict__
     refusals = swapped._state_refusals()
-    return "no call of it would run fused, because " + "; because ".join(refusals) if refusals else ""
+    return "; because ".join(refusals)
 
 
 def _explain_model(model: torch.nn.Module, inputs: tuple, kwargs: dict, plan: bool) -> ModelExplanation:

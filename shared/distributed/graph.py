@@ -87,6 +87,16 @@ class DistGraph:
         fingerprint: fingerprint of the partition.
         carrier: the transport of halo rows, ``"all_to_all"`` or ``"symmetric"``; see :func:`load`.
         carrier_refusal: why ``load(carrier="auto")`` could not choose ``"symmetric"``; empty otherwise.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import edgeless.distributed as ed
+        >>> edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = ed.partition(edge_index, 4, 2, folder, method="contiguous")
+        ...     dg = ed.load(folder)  # alone, a process takes all parts
+        >>> dg.nodes, dg.edge_index().tolist()
+        (tensor([0, 1, 2, 3]), [[0, 1, 2, 3], [1, 2, 3, 0]])
     """
 
     def __init__(self, local: LocalGraph, halo: Halo, about: dict, edge_ids: Tensor, kept_ids: Optional[Tensor]):

@@ -50,6 +50,16 @@ def load(
         TypeError: keep_features is not True, False or None.
         RuntimeError: on the other ranks, with the reasons of the ranks that failed; if folders, carriers or
             keep_features differ between ranks; or on every rank, if ``carrier="symmetric"`` is unsupported.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import edgeless.distributed as ed
+        >>> edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = ed.partition(edge_index, 4, 2, folder, method="contiguous")
+        ...     dg = ed.load(folder)  # alone, a process takes all parts
+        >>> dg.num_own, dg.num_halo, dg.num_edges
+        (4, 0, 4)
     """
     ranks, folder = Ranks(checked), Path(directory)
     if device is None:

@@ -57,6 +57,15 @@ def partition(
         FileExistsError: the folder is not empty. No file is ever overwritten.
         OSError: the parts cannot be written, for example on a full disk. The files written so far are removed.
         ImportError: safetensors or pymetis is missing.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import edgeless.distributed as ed
+        >>> edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     manifest = ed.partition(edge_index, 4, 2, folder, method="contiguous")
+        >>> manifest["sizes"], manifest["cut_edges"]
+        ([2, 2], 2)
     """
     call = "partition"
     library()

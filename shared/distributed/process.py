@@ -31,6 +31,11 @@ def init(device: str = "auto", *, backend: Optional[str] = None, timeout: float 
     Raises:
         ValueError: device is none of these.
         RuntimeError: there is no GPU for this rank, or the processes do not find one another in time.
+
+    Example:
+        >>> import edgeless.distributed as ed
+        >>> ed.init("cpu")  # without torchrun there is one process
+        device(type='cpu')
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"init: device must be 'auto', 'cpu' or 'cuda', got {device!r}")

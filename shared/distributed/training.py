@@ -27,6 +27,16 @@ def mean(loss: Tensor, mask: Optional[Tensor], dg: DistGraph) -> Tensor:
         mask: ``[n]`` bool; None: all nodes.
     Returns:
         Tensor without dimensions, with the same value on every process; NaN if no node is in the mask.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import edgeless.distributed as ed
+        >>> edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = ed.partition(edge_index, 4, 2, folder, method="contiguous")
+        ...     dg = ed.load(folder)  # alone, a process takes all parts
+        >>> ed.mean(torch.tensor([1.0, 2.0, 3.0, 6.0]), dg.nodes > 1, dg)
+        tensor(4.5000)
     """
     if not isinstance(loss, Tensor) or tuple(loss.shape) != (dg.num_own,):
         came = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -50,6 +60,15 @@ def average_gradients(model: nn.Module) -> None:
     For models of up to a few megabytes and small batches. DDP hides its all-reduce behind the backward, which is
     profitable for larger models; for small ones there is little to hide, and DDP's hooks cost host time. Processes must
     start with the same parameters, as they do with the same seed. A missing gradient counts as zero.
+
+    Example:
+        >>> import torch
+        >>> import edgeless.distributed as ed
+        >>> model = torch.nn.Linear(2, 1)
+        >>> model(torch.ones(3, 2)).sum().backward()
+        >>> ed.average_gradients(model)  # alone, a process has the average
+        >>> model.weight.grad
+        tensor([[3., 3.]])
     """
     ranks, alike = Ranks(0), {}
     if ranks.size == 1:
@@ -66,7 +85,18 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def gather(rows: Tensor, dg: DistGraph) -> Tensor:
-    """Gathers all processes' own ``rows`` ``[n, ...]`` to ``[N, ...]`` on each, in the order of the whole graph."""
+    """Gathers all processes' own ``rows`` ``[n, ...]`` to ``[N, ...]`` on each, in the order of the whole graph.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import edgeless.distributed as ed
+        >>> edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = ed.partition(edge_index, 4, 2, folder, method="contiguous")
+        ...     dg = ed.load(folder)  # alone, a process takes all parts
+        >>> ed.gather(torch.arange(4.0)[dg.nodes], dg)
+        tensor([0., 1., 2., 3.])
+    """
     return dg.gather(rows)
 
 
@@ -130,7 +160,14 @@ _FRAMEWORKS = ("torch_geometric", "dgl")
 
 
 def refusals(model: nn.Module) -> list[str]:
-    """The reasons why modules of ``model`` cannot run on a partitioned graph, one sentence each; empty if all can."""
+    """The reasons why modules of ``model`` cannot run on a partitioned graph, one sentence each; empty if all can.
+
+    Example:
+        >>> import torch
+        >>> import edgeless.distributed as ed
+        >>> ed.refusals(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+        []
+    """
     found = []
     for name, module in model.named_modules():
         cls, place = type(module), f"{name or 'the model'} is a {type(module).__name__}"
@@ -154,6 +191,13 @@ def convert_batchnorm(model: nn.Module) -> nn.Module:
 
     Raises:
         ValueError: the model has modules that cannot run on a partitioned graph; the message lists :func:`refusals`.
+
+    Example:
+        >>> import torch
+        >>> import edgeless.distributed as ed
+        >>> model = ed.convert_batchnorm(torch.nn.Sequential(torch.nn.BatchNorm1d(2)))
+        >>> model(torch.tensor([[0.0, 1.0], [2.0, 1.0]])).shape
+        torch.Size([2, 2])
     """
     if reasons := refusals(model):
         raise ValueError(f"convert_batchnorm: {'; '.join(reasons)}")

@@ -108,6 +108,12 @@ class Graph(Keeper):
             TypeError: edge_index is not a Tensor.
             ValueError: wrong shape, layout or dtype; a negative number of nodes; is_symmetric of a graph that is not.
             IndexError: an id is negative or not below its number of nodes.
+
+        Example:
+            >>> import torch
+            >>> from edgeless import Graph
+            >>> Graph.from_edge_index(torch.tensor([[0, 1], [1, 1]]), num_src=5)
+            Graph(num_src=5, num_dst=2, num_edges=2, device='cpu', int32)
         """
         check_edge_index("Graph.from_edge_index", edge_index)
         src, dst = plain_tensor(edge_index).unbind(0)
@@ -187,6 +193,13 @@ class Graph(Keeper):
         Raises:
             TypeError, ValueError: a wrong shape, dtype or device, or an indptr or edge_ids that is not as above.
             IndexError: an id is out of range.
+
+        Example:
+            >>> import torch
+            >>> from edgeless import Graph
+            >>> Graph.from_csr(torch.tensor([0, 0, 2]), torch.tensor([0, 1])).edge_index()
+            tensor([[0, 1],
+                    [1, 1]])
         """
         csr = compress("Graph.from_csr", indptr, indices, edge_ids, num_src, "num_src", validate)
         num_dst = csr.indptr.numel() - 1
@@ -207,7 +220,15 @@ class Graph(Keeper):
         is_symmetric: Optional[bool] = None,
         validate: bool = True,
     ) -> Graph:
-        """A graph from compressed rows of sources: :meth:`from_csr` with the two sides swapped."""
+        """A graph from compressed rows of sources: :meth:`from_csr` with the two sides swapped.
+
+        Example:
+            >>> import torch
+            >>> from edgeless import Graph
+            >>> Graph.from_csc(torch.tensor([0, 0, 2]), torch.tensor([0, 1])).edge_index()
+            tensor([[1, 1],
+                    [0, 1]])
+        """
         csc = compress("Graph.from_csc", indptr, indices, edge_ids, num_dst, "num_dst", validate)
         num_src = csc.indptr.numel() - 1
         num_dst = num_src if num_dst is None else num_dst
@@ -221,6 +242,12 @@ class Graph(Keeper):
         """The edges of type ``etype`` of a DGLGraph or block (may be None when there is one type only).
 
         Reads the adjacency that DGL keeps, and shares its memory if the index dtypes agree.
+
+        Example:
+            >>> import dgl
+            >>> from edgeless import Graph
+            >>> Graph.from_dgl(dgl.graph(([0, 1], [1, 0])))
+            Graph(num_src=2, num_dst=2, num_edges=2, device='cpu', int32)
         """
         check_has("Graph.from_dgl", "g", g, "canonical_etypes", "a DGLGraph")
         if etype is None and len(g.canonical_etypes) != 1:
@@ -241,7 +268,15 @@ class Graph(Keeper):
 
     @classmethod
     def from_sparse_tensor(cls, adj_t) -> Graph:
-        """From a ``torch_sparse.SparseTensor`` ``[num_dst, num_src]``. Edge ids follow its stored order, by rows."""
+        """From a ``torch_sparse.SparseTensor`` ``[num_dst, num_src]``. Edge ids follow its stored order, by rows.
+
+        Example:
+            >>> import torch
+            >>> from torch_sparse import SparseTensor
+            >>> from edgeless import Graph
+            >>> Graph.from_sparse_tensor(SparseTensor(row=torch.tensor([1, 1]), col=torch.tensor([0, 1])))
+            Graph(num_src=2, num_dst=2, num_edges=2, device='cpu', int32)
+        """
         check_has("Graph.from_sparse_tensor", "adj_t", adj_t, "csr", "a torch_sparse.SparseTensor")
         rowptr, col, _ = adj_t.csr()
         return cls.from_csr(rowptr, col, adj_t.size(1))
@@ -256,6 +291,13 @@ class Graph(Keeper):
             TypeError: adj_t is not a Tensor.
             ValueError: another layout, or not a matrix.
             IndexError: an index is out of range.
+
+        Example:
+            >>> import torch
+            >>> from edgeless import Graph
+            >>> adj_t = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse()
+            >>> Graph.from_torch_sparse(adj_t)
+            Graph(num_src=2, num_dst=2, num_edges=2, device='cpu', int32)
         """
         if not isinstance(adj_t, Tensor):
             raise TypeError(f"Graph.from_torch_sparse: adj_t must be a sparse Tensor, got {type(adj_t).__name__}")
@@ -275,6 +317,13 @@ class Graph(Keeper):
 
         The row pointers that an EdgeIndex caches are not used: they go stale after in-place edits, and checking them
         takes as long as sorting.
+
+        Example:
+            >>> import torch, torch_geometric
+            >>> from edgeless import Graph
+            >>> edge_index = torch_geometric.EdgeIndex([[0, 1], [1, 0]], sparse_size=(3, 3))
+            >>> Graph.from_pyg(edge_index)
+            Graph(num_src=3, num_dst=3, num_edges=2, device='cpu', int32)
         """
         check_has("Graph.from_pyg", "edge_index", edge_index, "sparse_size", "a torch_geometric.EdgeIndex")
         num_src, num_dst = edge_index.sparse_size()
@@ -407,7 +456,15 @@ class Graph(Keeper):
         return src, dst
 
     def edge_index(self) -> Tensor:
-        """The edges as ``[2, E]`` int64 in their original order: sources in row 0, destinations in row 1."""
+        """The edges as ``[2, E]`` int64 in their original order: sources in row 0, destinations in row 1.
+
+        Example:
+            >>> import torch
+            >>> from edgeless import Graph
+            >>> Graph.from_edge_index(torch.tensor([[2, 0], [1, 1]])).edge_index()
+            tensor([[2, 0],
+                    [1, 1]])
+        """
         src, dst = self._ends()
         return torch.stack((src, dst)).to(torch.int64)
 
@@ -469,7 +526,15 @@ class Graph(Keeper):
     # Other graphs ----------------------------------------------------------------------------------------------------
 
     def reverse(self) -> Graph:
-        """The graph with every edge reversed. Shares the index tensors and keeps the edge ids."""
+        """The graph with every edge reversed. Shares the index tensors and keeps the edge ids.
+
+        Example:
+            >>> import torch
+            >>> from edgeless import Graph
+            >>> Graph.from_edge_index(torch.tensor([[2, 0], [1, 1]])).reverse().edge_index()
+            tensor([[1, 1],
+                    [2, 0]])
+        """
         csr, csc = self._formats.get(CSR), self._formats.get(CSC)
         return Graph(csc, csr, self._num_dst, self._num_src, self._is_symmetric)
 
@@ -498,6 +563,13 @@ class Graph(Keeper):
         The edges of the new graph are the kept edges in their original order, then the loops of node 0, 1, ... The
         result is kept as long as this graph. Its ``_kept`` holds the ids ``[K]`` (int64) of the kept edges, None if
         all were kept.
+
+        Example:
+            >>> import torch
+            >>> from edgeless import Graph
+            >>> Graph.from_edge_index(torch.tensor([[1, 0], [1, 1]])).with_self_loops().edge_index()
+            tensor([[0, 0, 1],
+                    [1, 0, 1]])
         """
         return self.format("self loops", _with_self_loops)
 
@@ -529,6 +601,14 @@ class Graph(Keeper):
             TypeError, ValueError, IndexError: an argument is not as above.
             ImportError: the method's library is missing; ``pip install 'edgeless[reorder]'``.
             RuntimeError: METIS fails, as it does on some graphs of millions of nodes.
+
+        Example:
+            >>> import torch
+            >>> from edgeless import Graph
+            >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [2, 2, 0]]))
+            >>> reordered, permutation = graph.reorder("degree")
+            >>> permutation
+            tensor([2, 0, 1])
         """
         return reorder_graph(self, method, num_parts, seed, bipartite)
 

@@ -442,6 +442,12 @@ def clear_cache() -> None:
     """Drops every cached graph, sets the statistics to zero and gives pooled memory back to the system.
 
     Afterwards the cache has no weak references to user tensors, which ``torch.utils.swap_tensors`` does not allow.
+
+    Example:
+        >>> import edgeless
+        >>> edgeless.clear_cache()
+        >>> edgeless.cache_info().graphs
+        0
     """
     _cache.clear()
     _C.release_pool()
@@ -453,6 +459,10 @@ def set_cache_limit(bytes: int) -> None:
     Raises:
         TypeError: bytes is no number.
         ValueError: bytes is negative or NaN.
+
+    Example:
+        >>> import edgeless
+        >>> edgeless.set_cache_limit(2**32)  # the default
     """
     check_number("set_cache_limit", "bytes", bytes)
     if not bytes >= 0:

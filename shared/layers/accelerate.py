@@ -101,7 +101,9 @@ def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateRe
             continue
         if new is None:
             why = _why_kept(module)
-        elif not (why := why_never_fused(module, new)):
+        elif why := why_never_fused(module, new):
+            why = f"no call of it would run fused, because {why}"
+        else:
             module.__class__ = new
             report.swapped.append((name, cls, new))
         if why:

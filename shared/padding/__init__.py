@@ -73,6 +73,15 @@ def real_rows(
         nodes, edges, graphs: masks ``[N]``, ``[E]`` and ``[G]``, true for real ones, instead of those of the batch.
     Raises:
         TypeError: neither a batch nor a mask is given.
+
+    Example:
+        >>> import torch
+        >>> from edgeless.padding import convert_batchnorm, real_rows
+        >>> norm = convert_batchnorm(torch.nn.BatchNorm1d(1))
+        >>> with real_rows(nodes=torch.tensor([True, True, False])):
+        ...     out = norm(torch.tensor([[1.0], [3.0], [100.0]]))
+        >>> norm.running_mean  # a tenth of the mean of the two real rows
+        tensor([0.2000])
     """
     given = (nodes, edges, graphs)
     if batch is not None:
@@ -94,6 +103,12 @@ def dense_rows_of(batch: Any) -> Optional[DenseRows]:
     Args:
         batch: the graph's number of every node, int64 ``[N]``. It has to be the very tensor of the batch that
             :func:`real_rows` was given.
+
+    Example:
+        >>> import torch
+        >>> from edgeless.padding import dense_rows_of
+        >>> print(dense_rows_of(torch.tensor([0, 0, 1])))  # no batch is in force
+        None
     """
     known = _active.batch
     if known is None or batch is None or compiling() or transforming():
@@ -220,6 +235,12 @@ def convert_batchnorm(model: torch.nn.Module) -> torch.nn.Module:
     Raises:
         TypeError: model is no module.
         ValueError: a norm's result would depend on the padding and cannot be converted.
+
+    Example:
+        >>> import torch
+        >>> from edgeless.padding import convert_batchnorm
+        >>> convert_batchnorm(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))[1].num_features
+        4
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"convert_batchnorm: model must be a torch.nn.Module, got {type(model).__name__}")

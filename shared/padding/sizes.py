@@ -143,6 +143,13 @@ def choose_sizes(
         seed: of the draws.
     Raises:
         ValueError: no graphs, unequal lengths, or a number that makes no sense.
+
+    Example:
+        >>> from edgeless.padding import choose_sizes
+        >>> sizes = choose_sizes([9, 12, 20], [18, 24, 40], batch_size=2)
+        >>> size = sizes.fit(25, 50)
+        >>> size.nodes >= 25, size.edges >= 50
+        (True, True)
     """
     if not len(nodes) or len(nodes) != len(edges):
         raise ValueError(
@@ -233,6 +240,12 @@ def pad_edges(nodes: Union[int, Sequence[int]], edges: Union[int, Sequence[int]]
     Args:
         nodes, edges: numbers of nodes and edges of a graph, or of several, whose nodes are numbered one after the
             other.
+
+    Example:
+        >>> from edgeless.padding import pad_edges
+        >>> pad_edges(3, 4)
+        tensor([[0, 1, 2, 0],
+                [1, 2, 0, 2]])
     """
     import numpy as np  # which comes with both frameworks; on so few numbers its ops take half of torch's time
 

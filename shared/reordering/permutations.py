@@ -34,6 +34,13 @@ def permutations(
         method: a name in :data:`METHODS`; or a permutation, if there is one set; or permutations by set, where missing
             sets keep their order.
         num_parts, seed: as in :meth:`edgeless.Graph.reorder`.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import reordering
+        >>> edges = ("papers", "papers", torch.tensor([0, 1, 2]), torch.tensor([2, 2, 0]))
+        >>> reordering.permutations("example", {"papers": 3}, [edges], "degree")
+        {'papers': tensor([2, 0, 1])}
     """
     check_options(call, method, num_parts, seed)
     with normal_tensors():
@@ -96,6 +103,12 @@ def inverse(permutation: Tensor) -> Tensor:
 
     Raises:
         TypeError, ValueError, IndexError: permutation is not a Tensor with the ids 0 to N - 1.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import reordering
+        >>> reordering.inverse(torch.tensor([2, 0, 1]))
+        tensor([1, 2, 0])
     """
     check_integers("inverse", "permutation", permutation, "[N]")
     permutation = _checked("inverse", "permutation", permutation, permutation.numel())
@@ -109,6 +122,15 @@ def restore(out: Tensor, permutation: Tensor) -> Tensor:
     Raises:
         TypeError, ValueError, IndexError: permutation is not one from :meth:`edgeless.Graph.reorder`, or out has a
             different number of rows.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import reordering
+        >>> x, permutation = torch.tensor([10.0, 11.0, 12.0]), torch.tensor([2, 0, 1])
+        >>> x[permutation]
+        tensor([12., 10., 11.])
+        >>> reordering.restore(x[permutation], permutation)
+        tensor([10., 11., 12.])
     """
     if not isinstance(out, Tensor):
         raise TypeError(f"restore: out must be a Tensor, got {type(out).__name__}")
@@ -119,7 +141,16 @@ def restore(out: Tensor, permutation: Tensor) -> Tensor:
 
 
 def reorder_graph(graph, method, num_parts: Optional[int], seed: int, bipartite: Optional[bool]):
-    """See :meth:`edgeless.Graph.reorder`."""
+    """See :meth:`edgeless.Graph.reorder`.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reordering
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [2, 2, 0]]))
+        >>> reordered, permutation = reordering.reorder_graph(graph, "degree", None, 0, None)
+        >>> permutation
+        tensor([2, 0, 1])
+    """
     call, num_src, num_dst = "Graph.reorder", graph.num_src, graph.num_dst
     if bipartite is not None and not isinstance(bipartite, bool):
         raise TypeError(f"{call}: bipartite must be True, False or None, got {type(bipartite).__name__}")

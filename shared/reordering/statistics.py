@@ -16,6 +16,13 @@ def reuse(graph, height: int) -> float:
 
     Raises:
         TypeError, ValueError: height is not an int of at least 1.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reordering
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 0, 3], [1, 2, 1]]))
+        >>> reordering.reuse(graph, 16)  # three edges, two sources
+        1.5
     """
     check_num_nodes("reuse", "height", height)
     if height < 1:
@@ -33,12 +40,28 @@ def reuse(graph, height: int) -> float:
 
 
 def bandwidth(graph) -> int:
-    """The largest difference between the ids of an edge's ends; 0 without edges."""
+    """The largest difference between the ids of an edge's ends; 0 without edges.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reordering
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 0, 3], [1, 2, 1]]))
+        >>> reordering.bandwidth(graph)
+        2
+    """
     return int(_distances(graph).max()) if graph.num_edges else 0
 
 
 def mean_distance(graph) -> float:
-    """The mean difference between the ids of an edge's ends; 0 without edges."""
+    """The mean difference between the ids of an edge's ends; 0 without edges.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reordering
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 0, 3], [1, 2, 1]]))
+        >>> round(reordering.mean_distance(graph), 3)
+        1.667
+    """
     return float(_distances(graph).double().mean()) if graph.num_edges else 0.0
 
 

@@ -45,7 +45,7 @@ def test_few_edges_run_the_stock_forward(monkeypatch):
     assert outcome(ours, *args) == worth.OF_TINY
     monkeypatch.setattr(worth, "TINY", 0)
     monkeypatch.setitem(worth.LEAST, "cpu", E * 6 + 1)
-    assert f"{E} edges with 6 numbers each are fewer" in outcome(ours, *args)
+    assert f"{E:,} edges with 6 numbers each are fewer" in outcome(ours, *args)
     monkeypatch.setitem(worth.LEAST, "cpu", 100)
     monkeypatch.setitem(worth.TRACED, "cpu", 2 * E * 6)
     assert f"it has computed {E * 6}" in outcome(ours, *args)

@@ -80,6 +80,7 @@ def test_a_layer_that_could_never_run_fused_is_kept():
     report = edgeless.accelerate(model)
     assert [name for name, _, _ in report.swapped] == ["b"] and type(model["a"]) is stock.SAGEConv
     assert report.kept[0][2].startswith("no call of it would run fused, because aggr_module is LSTMAggregation")
+    assert edgeless.explain(model["a"]).reasons[0].startswith("aggr_module is LSTMAggregation")
 
 
 def test_a_model_prints_what_is_swapped(monkeypatch):

@@ -138,6 +138,30 @@ def test_every_layer_of_the_demo_trains_to_the_stock_loss(monkeypatch, framework
     assert losses[1][-1] < losses[1][0]
 
 
+@pytest.mark.skipif("pyg" not in FRAMEWORKS, reason="needs PyG")
+@pytest.mark.parametrize(("layer", "molecules"), [("gatv2", True), ("gin", True), ("own-attention", False)])
+def test_molecules_and_own_messages_train_to_the_stock_loss(monkeypatch, layer, molecules):
+    from edgeless.tools.demo import train
+
+    monkeypatch.setenv("EDGELESS_GENERATE", "on")
+    results = {}
+    source = {"kind": "community", "options": {"num_nodes": 200, "num_edges": 2000}}
+    if molecules:
+        source = {"kind": "molecules", "options": {"count": 300}}  # of 150 for training the second batch is short
+    sizes = {"hidden": 4, "heads": 2, "dropout": 0.0, "lr": 0.002, "weight_decay": 0.0, "epochs": 3}
+    config = {"data": source, "device": "cpu", "threads": 1, "seed": 0, "seeds": 1, **sizes}
+    edgeless.report(reset=True)
+    for side in ("stock", "edgeless"):
+        monkeypatch.setattr(train, "emit", lambda kind, side=side, **fields: results.update({side: fields}))
+        train.run({**config, "framework": "pyg", "layer": layer, "side": side})
+    calls = edgeless.report(reset=True).layers.values()
+    assert sum(one.fused + sum(one.generated.values()) for one in calls) > 0
+    stock, ours = (results[side]["runs"][0] for side in ("stock", "edgeless"))
+    assert ours["losses"] == pytest.approx(stock["losses"], rel=1e-4)
+    assert ours["losses"][-1] < ours["losses"][0]
+    assert ours["test"] == pytest.approx(stock["test"], abs=0.02)
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_links_are_learnt_to_the_stock_loss_and_ranks(monkeypatch, tmp_path, framework):
     from edgeless.tools.demo import train
@@ -216,6 +240,12 @@ def test_demo_reads_cora(shared_data, tmp_path, capsys, monkeypatch):
         (["demo", "--npz", "missing.npz"], "missing.npz: cannot be read"),
         (["demo", "--layer", "rgcn", "--npz", "y"], "--layer rgcn needs a graph with relations"),
         (["demo", "--layer", "rgcn", "--parts", "2"], "does not run on parts of a graph"),
+        (["demo", "--layer", "own-attention", "--parts", "2"], "whose messages are generated, does not run on parts"),
+        (["demo", "--molecules", "4"], "--molecules must be at least 8, got 4"),
+        (["demo", "--molecules", "--npz", "y"], "--molecules and --npz do not go together"),
+        (["demo", "--molecules", "--nodes", "200"], "--molecules and --nodes do not go together"),
+        (["demo", "--molecules", "--framework", "dgl"], "--molecules needs --framework pyg, got dgl"),
+        (["demo", "--molecules", "--layer", "rgcn"], "got --layer rgcn"),
         (
             ["demo", "--dataset", "wn18rr", "--root", "x"],
             "for a layer over relations (rgcn, rgat, hgt), got --layer gatv2",
@@ -281,7 +311,7 @@ def test_a_demo_with_dropout_takes_three_seeds():
 
 
 def test_the_demo_says_when_times_spread():
-    config = {"dropout": 0.0}
+    config = {"dropout": 0.0, "layer": "gatv2", "data": {"kind": "community"}}
     calm, busy = {"seconds": [1.0] * 10}, {"seconds": [1.0] * 5 + [2.0] * 5}
     assert not any("busy" in line for line in demo.notes(config, {"stock": calm, "edgeless": calm}))
     assert any("busy" in line for line in demo.notes(config, {"stock": calm, "edgeless": busy}))

@@ -104,7 +104,7 @@ def _pyg_batches(
             batch = batch.to(device)
             edges = batch.edge_index
             if relations is not None:
-                edges = PygEdges(edges, batch.num_nodes, relations._replace(edge_type=batch.edge_type))
+                edges = PygEdges(edges, batch.num_nodes, batch.edge_type)
             yield [edges] * 2, batch.x, batch.y[: batch.batch_size]
 
     return draw

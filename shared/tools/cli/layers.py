@@ -204,6 +204,7 @@ GENERATED = {
     "edge-filter": _generated("MessagePassing", FILTERS, "edge filter", _edge_filter, NARROW),
 }
 EVERY_LAYER = {**LAYERS, **GENERATED}
+DEMO_LAYERS = {**LAYERS, "own-attention": GENERATED["own-attention"]}
 
 
 def make_layer(
@@ -245,14 +246,23 @@ def make_graph(framework: str, edge_index: Tensor, num_nodes: int, self_loops: b
 
 
 def make_input(name: str, framework: str, edge_index: Tensor, num_nodes: int, relations: Optional[Relations]):
-    """What :func:`call_layer` takes as the graph of a layer: :func:`make_graph`'s, or a :class:`TypedInput`."""
+    """What :func:`call_layer` takes as the graph of a layer: :func:`make_graph`'s, or a :class:`TypedInput`.
+
+    Features of edges are drawn, the same ones everywhere.
+    """
     layer = EVERY_LAYER[name]
+    if layer.edge_features:
+        draw = torch.Generator().manual_seed(0)
+        edge_attr = torch.randn(edge_index.size(1), layer.edge_features, generator=draw)
+        return PygEdges(edge_index, num_nodes, edge_attr.to(edge_index.device))
     if layer.types is None:
         return make_graph(framework, edge_index, num_nodes, layer.self_loops)
     with_nodes = layer.types == "edges and nodes"
     if framework == "dgl":
         return DGLEdges(edge_index, num_nodes, relations, with_nodes)
-    return (PygDictionaries.of if with_nodes else PygEdges)(edge_index, num_nodes, relations)
+    if with_nodes:
+        return PygDictionaries.of(edge_index, num_nodes, relations)
+    return PygEdges(edge_index, num_nodes, relations.edge_type)
 
 
 def call_layer(framework: str, layer: torch.nn.Module, x: Tensor, graph) -> Tensor:

@@ -79,14 +79,14 @@ class TypedInput:
 
 
 class PygEdges(TypedInput):
-    """``layer(x, edge_index, edge_type)``."""
+    """``layer(x, edge_index, of_edges)``, the types of the edges or their features."""
 
-    def __init__(self, edge_index: Tensor, num_nodes: int, relations: Relations):
+    def __init__(self, edge_index: Tensor, num_nodes: int, of_edges: Tensor):
         self.rows = [num_nodes]
-        self.edges = (edge_index, relations.edge_type)
+        self.edges = (edge_index, of_edges)
 
     def renewed(self) -> PygEdges:
-        """With copies of the edges and their types."""
+        """With copies of the edges and what they have."""
         again = copy.copy(self)
         again.edges = tuple(part.clone() for part in self.edges)
         return again

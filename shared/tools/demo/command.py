@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from edgeless.tools.cli.child import run_child
 from edgeless.tools.cli.console import megabytes, milliseconds, plus_minus, print_table, progress, times
 from edgeless.tools.cli.devices import PACKAGES, UsageError, describe_device, pick_device, require
 from edgeless.tools.cli.files import check_writable, writing
-from edgeless.tools.cli.layers import LAYERS
+from edgeless.tools.cli.layers import DEMO_LAYERS, GENERATED
 from edgeless.tools.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.tools.cli.setting import setting_of
 from edgeless.tools.timing import Timing
@@ -29,7 +30,11 @@ DEFAULTS = {"community": (32, 4, 0.0, 0.02, 0.0, 30), "planetoid": (8, 8, 0.6, 0
 DEFAULTS["npz"] = DEFAULTS["community"]
 DEFAULTS["relational"] = (8, 4, 0.0, 0.01, 0.0, 20)
 DEFAULTS["wn18rr"] = (16, 4, 0.0, 0.01, 0.0, 10)
+DEFAULTS["molecules"] = (16, 4, 0.0, 0.005, 0.0, 10)
 SIZES = {"community": (12_000, 1_000_000), "relational": (6_000, 60_000)}  # nodes, edges
+OWN_EDGES = 200_000  # of a message function of one's own, which stock layers keep a dozen edge tensors for
+MOLECULES = 2_000
+MIN_MOLECULES = 8
 MIN_NODES = 160  # ten for each class of the community graph
 SEEDS_WITH_DROPOUT = 3
 BUSY = 0.1  # of the median: a wider spread of epochs' times is said
@@ -39,9 +44,9 @@ RANKS = (("test MRR (filtered)", "test"), ("test hits@10", "hits"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the command."""
-    kinds = "; ".join(f"{name}: {' or '.join(kind.classes)}" for name, kind in LAYERS.items())
+    kinds = "; ".join(f"{name}: {' or '.join(kind.classes)}" for name, kind in DEMO_LAYERS.items())
     parser.add_argument(
-        "--layer", choices=LAYERS, default="gatv2", metavar="NAME", help=f"in PyG or DGL (default: gatv2). {kinds}"
+        "--layer", choices=DEMO_LAYERS, default="gatv2", metavar="NAME", help=f"in PyG or DGL (default: gatv2). {kinds}"
     )
     parser.add_argument("--framework", choices=PACKAGES, default="pyg")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
@@ -52,7 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "relations",
     )
     graph.add_argument("--nodes", type=int, help="of the graph that is made (default: 12000, with relations 6000)")
-    graph.add_argument("--edges", type=int, help="of the graph that is made (default: 1000000, with relations 60000)")
+    graph.add_argument(
+        "--edges",
+        type=int,
+        help="of the graph that is made (default: 1000000, with relations 60000, own-attention 200000)",
+    )
+    graph.add_argument(
+        "--molecules",
+        type=int,
+        nargs="?",
+        const=MOLECULES,
+        metavar="COUNT",
+        help="small graphs in batches in place of one graph, with PyG: that many are made (default: 2000)",
+    )
     graph.add_argument(
         "--dataset",
         choices=(*PLANETOID, "wn18rr"),
@@ -87,14 +104,15 @@ OPTIONS = {"hidden": int, "heads": int, "dropout": float, "lr": float, "weight_d
 
 def _data(args: argparse.Namespace) -> dict:
     """Where the graph is from."""
-    typed = LAYERS[args.layer].types is not None
-    if args.parts is not None and typed:
-        raise UsageError(
-            f"--parts {args.parts}: --layer {args.layer}, over relations, does not run on parts of a graph"
-        )
+    typed = DEMO_LAYERS[args.layer].types is not None
+    if args.parts is not None and (typed or args.layer in GENERATED):
+        kind = "over relations" if typed else "whose messages are generated"
+        raise UsageError(f"--parts {args.parts}: --layer {args.layer}, {kind}, does not run on parts of a graph")
+    if args.molecules is not None:
+        return _molecules(args)
     if args.dataset == "wn18rr":
         if not typed:
-            names = ", ".join(name for name, layer in LAYERS.items() if layer.types is not None)
+            names = ", ".join(name for name, layer in DEMO_LAYERS.items() if layer.types is not None)
             raise UsageError(f"--dataset wn18rr is for a layer over relations ({names}), got --layer {args.layer}")
         return {"kind": "wn18rr", "root": str(args.root)}
     if typed and (args.dataset or args.npz):
@@ -105,8 +123,23 @@ def _data(args: argparse.Namespace) -> dict:
     if args.npz:
         return {"kind": "npz", "file": str(args.npz)}
     kind = "relational" if typed else "community"
-    nodes, edges = (given or default for given, default in zip((args.nodes, args.edges), SIZES[kind]))
+    sizes = (SIZES[kind][0], OWN_EDGES) if args.layer in GENERATED else SIZES[kind]
+    nodes, edges = (given or default for given, default in zip((args.nodes, args.edges), sizes))
     return {"kind": kind, "options": {"num_nodes": nodes, "num_edges": edges, "seed": args.seed}}
+
+
+def _molecules(args: argparse.Namespace) -> dict:
+    """Checks what goes with small graphs."""
+    check_count("--molecules", args.molecules, least=MIN_MOLECULES)
+    others = {"--dataset": args.dataset, "--npz": args.npz, "--nodes": args.nodes, "--edges": args.edges}
+    for option, value in {**others, "--parts": args.parts}.items():
+        if value is not None:
+            raise UsageError(f"--molecules and {option} do not go together")
+    if args.framework != "pyg":
+        raise UsageError(f"--molecules needs --framework pyg, got {args.framework}")
+    if DEMO_LAYERS[args.layer].types is not None or args.layer in GENERATED or args.layer == "gcn-cached":
+        raise UsageError(f"--molecules is for layers over one edge type and new graphs, got --layer {args.layer}")
+    return {"kind": "molecules", "options": {"count": args.molecules, "seed": args.seed}}
 
 
 def configure(args: argparse.Namespace) -> dict:
@@ -132,7 +165,7 @@ def configure(args: argparse.Namespace) -> dict:
     }
     seeds = args.seeds or (SEEDS_WITH_DROPOUT if config["dropout"] else 1)
     require(args.framework)
-    if getattr(LAYERS[args.layer], args.framework) is None:
+    if getattr(DEMO_LAYERS[args.layer], args.framework) is None:
         raise UsageError(f"--layer {args.layer}: {PACKAGES[args.framework][1]} has no such layer")
     device = pick_device(args.device)
     if args.plot:
@@ -142,7 +175,7 @@ def configure(args: argparse.Namespace) -> dict:
             check_writable(option, file)
     if args.plot and args.json and args.plot.resolve() == args.json.resolve():
         raise UsageError(f"--plot and --json are the same file, {args.json}")
-    if "options" in data:
+    if data["kind"] in SIZES:
         nodes, edges = data["options"]["num_nodes"], data["options"]["num_edges"]
         check_room(f"a graph of {nodes:,} nodes and {edges:,} edges", 3000 * nodes + 100 * edges)
     if args.threads:
@@ -165,6 +198,9 @@ def run(args: argparse.Namespace) -> int:
     if args.parts is not None:
         parts.check(args.parts)
         return parts.run(args, config, side_names(config)["stock"])
+    if config["layer"] in GENERATED:  # from the first step on, so that no step differs from the others
+        os.environ.setdefault("EDGELESS_GENERATE", "on")
+        os.environ.setdefault("EDGELESS_COMPILE_WALKS", "now")
     data = load(config["data"])  # a bad file is reported before anything starts
     width = config["heads"] * config["hidden"]
     check_room(f"a layer of {config['heads']:,} heads of {config['hidden']:,}", 8 * width * (width + data.num_nodes))
@@ -178,7 +214,9 @@ def run(args: argparse.Namespace) -> int:
                 advance(f"loss {event['loss']:.4f}  {milliseconds(1e3 * event['seconds'])} ms")
 
             sides[side] = run_child("edgeless.tools.demo.train", {**config, "side": side}, show)
-    size = f"{config['heads']} heads of {config['hidden']}" if LAYERS[config["layer"]].has_heads else f"width {width}"
+    size = (
+        f"{config['heads']} heads of {config['hidden']}" if DEMO_LAYERS[config["layer"]].has_heads else f"width {width}"
+    )
     title = (
         f"{data.name}: {data.size}; two layers, {size}, {config['epochs']} epochs; "
         f"{describe_device(torch.device(config['device']))}"
@@ -198,8 +236,10 @@ def run(args: argparse.Namespace) -> int:
 
 def side_names(config: dict) -> dict[str, str]:
     """Side -> the heading of its column."""
-    layer, _ = getattr(LAYERS[config["layer"]], config["framework"])
+    layer, _ = getattr(DEMO_LAYERS[config["layer"]], config["framework"])
     stock = {"pyg": "PyG", "dgl": "DGL"}[config["framework"]]
+    if config["layer"] in GENERATED:  # a class of the user's
+        layer = DEMO_LAYERS[config["layer"]].baseline
     return {"stock": f"{stock} {layer}", "edgeless": f"edgeless {layer}"}
 
 
@@ -246,6 +286,10 @@ def notes(config: dict, sides: dict[str, dict]) -> list[str]:
         lines.append(
             "The two sides draw different dropout masks, so the accuracies agree only within the spread of seeds."
         )
+    if config["layer"] in GENERATED:
+        lines.append("Messages are generated (EDGELESS_GENERATE=on); their code is compiled before the first epoch.")
+    if config["data"]["kind"] == "molecules":
+        lines.append("edgeless has batches of its PaddedLoader, and replays captured steps where there is a GPU.")
     spread = max(Timing([1e3 * seconds for seconds in side["seconds"]]).spread for side in sides.values())
     if spread > BUSY:
         wide = plus_minus(f" {100 * spread:.0f} %")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeless.tools.cli.layers import LAYERS, call_layer, make_layer
+from edgeless.tools.cli.layers import EVERY_LAYER, call_layer, make_layer
 from edgeless.tools.cli.relations import Relations
 
 
@@ -33,7 +33,7 @@ class Net(torch.nn.Module):
         super().__init__()
         wide = heads * hidden
         self.map1, self.map2 = torch.nn.Identity(), torch.nn.Identity()
-        if not LAYERS[layer].maps:
+        if not EVERY_LAYER[layer].maps:
             self.map1, self.map2 = torch.nn.Linear(features, wide), torch.nn.Linear(wide, classes)
         self.conv1 = make_layer(layer, framework, side, features, heads, hidden, dropout, relations)
         self.conv2 = make_layer(layer, framework, side, wide, 1, classes, dropout, relations)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Union
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +17,24 @@ SCORED = 20_000  # triples of a step, and as many that are made up
 RANKED = 256  # triples that are ranked at once
 
 
-class Classes:
+class FullBatch:
+    """A step of the optimizer is an epoch."""
+
+    def loss(self, net: torch.nn.Module, epoch: int) -> Tensor:
+        """What is trained for."""
+        raise NotImplementedError
+
+    def epoch(self, net: torch.nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> float:
+        """Trains once on everything; returns the loss."""
+        net.train()
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(net, epoch)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+
+class Classes(FullBatch):
     """Node classification: cross entropy on the training nodes, accuracy on the others."""
 
     def __init__(self, data: NodeData, config: dict, device: torch.device):
@@ -31,12 +46,14 @@ class Classes:
         self.graph = make_input(config["layer"], config["framework"], edge_index, data.num_nodes, self.relations)
 
     def toy(self) -> Classes:
-        """The same on three nodes."""
+        """The same on three nodes, as wide as the task itself: what is generated is compiled for a width."""
         edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
         y, chosen, zeros = self.y[:3].cpu(), torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)
         relations = self.relations and Relations.of(edge_index, zeros, 1, zeros)
-        data = NodeData("toy", torch.rand(3, 4), y, edge_index, chosen, chosen, chosen, relations)
-        return Classes(data, self.config, self.device)
+        x = torch.rand(3, self.x.size(1))
+        toy = Classes(NodeData("toy", x, y, edge_index, chosen, chosen, chosen, relations), self.config, self.device)
+        toy.num_classes = self.num_classes
+        return toy
 
     def net(self) -> torch.nn.Module:
         """A new network."""
@@ -72,7 +89,7 @@ class LinkNet(torch.nn.Module):
         return self.encoder(self.nodes, graph)
 
 
-class Links:
+class Links(FullBatch):
     """Link prediction: cross entropy of triples and of as many with another head or tail; filtered ranks of the test
     triples among all heads and all tails.
     """
@@ -141,6 +158,3 @@ def _net(config: dict, features: int, classes: int, relations) -> Net:
     sizes = {name: config[name] for name in ("hidden", "heads", "dropout")}
     names = (config["framework"], config["side"], config["layer"])
     return Net(*names, features=features, classes=classes, relations=relations, **sizes)
-
-
-Task = Union[Classes, Links]

@@ -13,11 +13,16 @@ from edgeless.tools.cli.child import configuration, emit
 from edgeless.tools.cli.memory import peak_memory
 
 from .data import NodeData, community_graph, read_npz, read_planetoid
+from .molecules import MoleculeData, Molecules, molecules
 from .relational import LinkData, read_wn18rr, relational_graph
-from .tasks import Classes, Links, Task
+from .tasks import Classes, Links
+
+TASKS = {NodeData: Classes, LinkData: Links, MoleculeData: Molecules}
+MADE = {"community": community_graph, "relational": relational_graph, "molecules": molecules}
+Task = Union[Classes, Links, Molecules]
 
 
-def load(source: dict) -> Union[NodeData, LinkData]:
+def load(source: dict) -> Union[NodeData, LinkData, MoleculeData]:
     """The graph that the command line chose."""
     kind = source["kind"]
     if kind == "planetoid":
@@ -26,22 +31,12 @@ def load(source: dict) -> Union[NodeData, LinkData]:
         return read_wn18rr(Path(source["root"]))
     if kind == "npz":
         return read_npz(Path(source["file"]))
-    return (relational_graph if kind == "relational" else community_graph)(**source["options"])
+    return MADE[kind](**source["options"])
 
 
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def train_step(task: Task, net: torch.nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> float:
-    """One epoch of full-batch training; returns the loss."""
-    net.train()
-    optimizer.zero_grad(set_to_none=True)
-    loss = task.loss(net, epoch)
-    loss.backward()
-    optimizer.step()
-    return loss.item()
 
 
 def run(config: dict) -> None:
@@ -50,7 +45,7 @@ def run(config: dict) -> None:
     device = torch.device(config["device"])
     side = config["side"]
     data = load(config["data"])
-    task = (Links if isinstance(data, LinkData) else Classes)(data, config, device)
+    task = TASKS[type(data)](data, config, device)
 
     def new(task: Task, seed: int):
         torch.manual_seed(seed)
@@ -60,7 +55,7 @@ def run(config: dict) -> None:
     # What loads at the first step (the optimizer's imports, thread pools, the kernels of a GPU) belongs to neither
     # side's training: one step on a graph of three nodes brings it in.
     toy = task.toy()
-    train_step(toy, *new(toy, 0), 0)
+    toy.epoch(*new(toy, 0), 0)
 
     runs, seconds, peak = [], [], 0
     with edgeless.backend("fused" if side == "edgeless" else "auto"):  # never a stock layer under our name
@@ -70,7 +65,7 @@ def run(config: dict) -> None:
             with peak_memory(device) as measured:
                 for epoch in range(config["epochs"]):
                     start = time.perf_counter()
-                    losses.append(train_step(task, net, optimizer, epoch))
+                    losses.append(task.epoch(net, optimizer, epoch))
                     _synchronize(device)
                     seconds.append(time.perf_counter() - start)
                     emit("epoch", loss=losses[-1], seconds=seconds[-1])
