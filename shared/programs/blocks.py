@@ -328,7 +328,7 @@ def _on_nodes(step: Nodes, traced: Sizes, receiving: Optional[int]) -> Callable[
     lines = []
     for node in step.ops:
         if node.target is ops.rows_with_edges:
-            rows, _, end, dim = node.args
+            rows, _, end, dim, _ = node.args
             if receiving is None:
                 lines.append(f"    v[{constant(node)}] = {argument(rows)}")
             else:

@@ -44,6 +44,8 @@ class Derivative(Program):
         given_by: pairs of a node whose value is given and its place among the values that the program keeps.
     """
 
+    is_gradient = True
+
     def __init__(self, program: Program, chosen: Sequence[int], wanted: Sequence[int]):
         self.receiving, self.wanted, self.sizes = program.receiving, list(wanted), program.sizes
         self.form = self.landing = None

@@ -333,7 +333,7 @@ class Landing:
                 for operand in operands(node):
                     run(operand)
                 if node.target is ops.rows_with_edges:
-                    rows, _, end, dim = node.args
+                    rows, _, end, dim, _ = node.args
                     found = ops.without_edges(values[rows], graph, end == self.receiving, dim)
                 else:
                     found = call_whole(node, values, self.sizes, real)

@@ -23,7 +23,7 @@ _LIBRARY.define(
     "extremum(Tensor src, Tensor ends, Tensor ids, int end, int dim, int rows, str reduce) -> (Tensor, Tensor)"
 )
 _LIBRARY.define("share(Tensor src, Tensor best, Tensor arg, Tensor ids) -> Tensor")
-_LIBRARY.define("rows_with_edges(Tensor x, Tensor ends, int end, int dim) -> Tensor")
+_LIBRARY.define("rows_with_edges(Tensor x, Tensor ends, int end, int dim, int nodes) -> Tensor")
 _LIBRARY.define("dropout_scale(Tensor like, Tensor seed, Tensor ids, int key, float p) -> Tensor")
 _LIBRARY.define("stop(Tensor x) -> Tensor")  # a detach() of the user's, while gradients are traced
 
@@ -148,8 +148,8 @@ def _zeroed(x: Tensor, lacks: Tensor, dim: int) -> Tensor:
     return x.masked_fill(lacks.view([-1 if d == dim else 1 for d in range(x.dim())]), 0)
 
 
-def _whole_with_edges(x, ends, end, dim):
-    lacks = torch.ones(x.size(dim), dtype=torch.bool, device=x.device)
+def _whole_with_edges(x, ends, end, dim, nodes):
+    lacks = torch.ones(nodes, dtype=torch.bool, device=x.device)
     return _zeroed(x, lacks.index_fill(0, ends[end].long(), False), dim)
 
 
@@ -179,7 +179,7 @@ def _meta_extremum(src, ends, ids, end, dim, rows, reduce):
 
 _PLAIN = {
     "gather_rows": (_whole_gather, lambda x, ends, end, dim: _meta_rows(x, dim, ends.size(1))),
-    "rows_with_edges": (_whole_with_edges, lambda x, ends, end, dim: x.new_empty(x.shape)),
+    "rows_with_edges": (_whole_with_edges, lambda x, ends, end, dim, nodes: x.new_empty(x.shape)),
     "fold": (_whole_fold, lambda src, ends, end, dim, rows, reduce: _meta_rows(src, dim, rows)),
     "extremum": (_whole_extremum, _meta_extremum),
     "share": (share_rows, lambda src, best, arg, ids: src.new_empty(src.shape)),
@@ -207,13 +207,17 @@ class _Gather(torch.autograd.Function):
 
 class _WithEdges(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, ends, end, dim):
+    def forward(ctx, x, ends, end, dim, nodes):
+        ctx.save_for_backward(ends)
+        ctx.options = end, dim, nodes
         with torch._C._AutoDispatchBelowAutograd():
-            return rows_with_edges(x, ends, end, dim)
+            return rows_with_edges(x, ends, end, dim, nodes)
 
     @staticmethod
     def backward(ctx, grad):
-        return grad, None, None, None  # whose rows of such nodes are zeros
+        if torch.is_grad_enabled():
+            grad = rows_with_edges(grad, ctx.saved_tensors[0], *ctx.options)
+        return grad, None, None, None, None  # in a first derivative its rows of such nodes are zeros already
 
 
 class _Fold(torch.autograd.Function):

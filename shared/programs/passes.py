@@ -158,9 +158,9 @@ class _Rewriter:
         """The rows of which something is computed on nodes."""
         if not form.given or not self.differentiated:
             return form.rows
-        key = (form.rows, form.end, form.dim)
+        key, nodes = (form.rows, form.end, form.dim), self.sizes.of(form.kind)
         if key not in self.kept:
-            self.kept[key] = self.call(ops.rows_with_edges, form.rows, self.ends, form.end, form.dim)
+            self.kept[key] = self.call(ops.rows_with_edges, form.rows, self.ends, form.end, form.dim, nodes)
         return self.kept[key]
 
     def is_given(self, node: Node, end: int) -> bool:

@@ -48,6 +48,8 @@ class Program:
         landing: the existing op that computes it, or None.
     """
 
+    is_gradient = False  # whether its results are gradients of another program
+
     def __init__(
         self, function: Callable, arguments: Sequence[Argument], one_set: bool, receiving: int, wanted: Sequence[int]
     ):
@@ -155,7 +157,7 @@ class Program:
 
     def compile(self) -> None:
         """Writes the walks' functions."""
-        self.forward = Interpreter(self.plan, self.receiving, backward=False)
+        self.forward = Interpreter(self.plan, self.receiving, backward=self.is_gradient)
         self.backward = Interpreter(self.backward_plan, self.receiving, backward=True) if self.backward_plan else None
 
     def ready(self, graph: Graph) -> bool:
