@@ -79,8 +79,8 @@ def walks_of(monkeypatch, make, dtype, args, kwargs):
     found = []
     write = blocks.Interpreter.__init__
 
-    def record(self, plan, receiving):
-        write(self, plan, receiving)
+    def record(self, plan, receiving, backward):
+        write(self, plan, receiving, backward)
         found.extend((step, plan.sizes, self.needed) for step in plan.steps if isinstance(step, Walk))
 
     monkeypatch.setattr(blocks.Interpreter, "__init__", record)
