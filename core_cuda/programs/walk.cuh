@@ -127,7 +127,6 @@ __device__ __forceinline__ bool is_worse(A x, A best) {
 // and 1 if several are equal; 0 before the first one and where it is NaN.
 template <bool kMax, bool kNear, class A, class At>
 __device__ __forceinline__ void take_best(A x, int64_t id, A& best, At& at, int& count) {
-  if (is_worse<kMax, kNear>(x, best)) return;  // as most are
   const bool better = kMax ? x > best : x < best;
   if (better || x != x || (count == 0 && best == best)) {
     count = x != x ? 0 : is_near<kNear>(x, best) ? 2 + (count & ~1) : 2;

@@ -90,6 +90,11 @@ class _Writer(Registers):
         super().__init__(*args)
         self.tiles, self.edge_products = Tiles(self), EdgeProducts(self)
 
+    @property
+    def argument_type(self) -> str:
+        """That of the edge that an extremum comes from."""
+        return "I" if self.edge_products.used else "int64_t"
+
     def snapshot(self):
         return super().snapshot(), self.tiles.snapshot()
 
@@ -127,8 +132,9 @@ class _Writer(Registers):
 
     def _map(self, item: Map, table: np.ndarray) -> Value:
         if self.edge_products.chooses(item):
-            self.lines[EDGE] += [f"seldom |= !({name});" for name in self.value(item.args[0], table).names]
-            return self.value(item.args[1], table)
+            condition, usual = (self.value(each, table) for each in item.usual)
+            self.lines[EDGE] += [f"seldom |= !({name});" for name in condition.names]
+            return usual
         args = [self.value(arg, table) for arg in item.args]
         kind = value_type(item.dtype)
         of = item.args[-1].dtype if item.op != "cast" else item.dtype

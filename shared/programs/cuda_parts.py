@@ -77,7 +77,7 @@ class State:
 @dataclass
 class Total:
     """A sum over all edges: ``places`` has for each element of the result its column and lane, or lane -1: all.
-    ``in_tiles``: computed as in :mod:`edgeless.programs.cuda_tiles`.
+    ``in_tiles``: computed by tensor cores.
     """
 
     item: Item
@@ -100,7 +100,8 @@ class Text:
         batch, blocks: edges in flight, blocks that an SM holds.
         registers: of a thread, about.
         shared_bytes: of dynamic shared memory in a block.
-        in_tiles: results that are computed as in :mod:`edgeless.programs.cuda_tiles`.
+        in_tiles: results that tensor cores compute.
+        by_products: whether the pass has products as in :mod:`edgeless.programs.cuda_products`.
     """
 
     code: str
@@ -114,6 +115,7 @@ class Text:
     registers: int
     shared_bytes: int
     in_tiles: int
+    by_products: bool
 
 
 @dataclass

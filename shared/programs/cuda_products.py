@@ -132,9 +132,9 @@ class EdgeProducts:
         self.staged: dict[int, Staged] = {}  # by the id of the item
         self.outers: dict[int, Outer] = {}  # by the id of the total
         self.phases: list[Phase] = []
-        self.choices: dict[int, Map] = {}  # by the id of the item, those whose last operand needs a product seldom
-        self.of_seldom: Optional[int] = None  # the phase that needs them,
-        self.users: list[Staged] = []  # what depends on these choices,
+        self.choices: dict[int, Map] = {}  # by the id of the item, those that need no product as they usually are
+        self.of_seldom: Optional[int] = None  # the phase with them,
+        self.users: list[Staged] = []  # what depends on them,
         self.seldom, self.anew = Phase(), []  # and how it is computed where they are needed
         self._levels: dict[int, int] = {}
         self._by_edge: dict[int, bool] = {}
@@ -158,9 +158,7 @@ class EdgeProducts:
                     self.products[id(item)] = found
         outers = {id(item): self._outer(item) for item in stage.totals}
         outers = {key: outer for key, outer in outers.items() if outer is not None}
-        # Narrow features of edges alone are computed as in cuda_tiles.
-        computed = any(not _is_feature(p.values) for p in self.products.values())
-        if not computed and not any(not (_is_feature(o.left) or _is_feature(o.right)) for o in outers.values()):
+        if not self._are_computed(outers):
             self.products = {}
             return
         self.outers = outers
@@ -204,13 +202,13 @@ class EdgeProducts:
                 staged.rows.dtype = kind
 
     def _find_seldom(self) -> None:
-        """Finds products of which a choice between two values needs the second alone, as shares of extrema do where
-        edges are equal: they are computed for windows in which an edge needs them.
+        """Finds products that items usually do not need, as shares of extrema do only where edges are equal: they are
+        computed for windows in which an edge needs them.
         """
         stage = self.writer.stage
-        found = [i for i in _reached(stage.sources()) if isinstance(i, Map) and i.seldom]
-        late = {id(item): [self.level(a) > 0 for a in item.args] for item in found}
-        self.choices = {id(item): item for item in found if late[id(item)] == [False, False, True]}
+        found = [i for i in _reached(stage.sources()) if isinstance(i, Map) and i.usual is not None]
+        late = [item for item in found if self.level(item) and not any(map(self.level, item.usual))]
+        self.choices = {id(item): item for item in late}
         self._levels = {}
         read = [p.values for p in self.products.values()] + [o for x in self.outers.values() for o in (x.left, x.right)]
         leaves = {id(item) for item in read}
@@ -232,10 +230,10 @@ class EdgeProducts:
             staged.rows.fresh = True
 
     def _without_seldom(self, item: Item) -> list[Item]:
-        return list(item.args[:2]) if id(item) in self.choices else item.parts()
+        return list(item.usual) if id(item) in self.choices else item.parts()
 
     def _chooses(self, item: Item, leaves: set[int]) -> bool:
-        """Whether an item is made of a choice, but for what stands in rows."""
+        """Whether an item is made of one of the choices, but for what stands in rows."""
         if id(item) in leaves:
             return False
         of = _reached([item], lambda i: [p for p in i.parts() if id(p) not in leaves and id(p) not in self.products])
@@ -255,6 +253,17 @@ class EdgeProducts:
                 names = self.writer.value(staged.item, self.own_table(staged.item.numel)).names
                 self.anew.append(Staged(staged.item, number, staged.rows, names, staged.summed))
         self.choices = choices
+
+    def _are_computed(self, outers: dict[int, Outer]) -> bool:
+        """Whether there are products but those of features of edges, and their gradients, as cuda_tiles computes."""
+        if any(not (_is_feature(o.left) or _is_feature(o.right)) for o in outers.values()):
+            return True
+        items = []
+        for item in self.writer.stage.sources():
+            gradient = self.writer.tiles.gradient(item) if item in self.writer.stage.by_edge else None
+            items += [item] if gradient is None else [values for values, _ in gradient.terms]
+        found = [self.products[id(i)] for i in _reached(items) if id(i) in self.products]
+        return any(not _is_feature(p.values) for p in found)
 
     def level(self, item: Item) -> int:
         """The phase in which an item can be computed."""
@@ -352,10 +361,10 @@ class EdgeProducts:
             rows = product.rows
         else:
             return None
-        own, names = self.own_table(rows.columns), []
         if rows.last < 3 * now:
             rows.last, rows.own = 3 * now, True
-        rows.own &= table.shape == own.shape and bool((table == own).all())
+        rows.own &= rows.columns % self.writer.lanes == 0 and np.array_equal(table, self.own_table(rows.columns))
+        names = []
         for first, count in runs_of(table, rows.columns):
             name, place = self.writer.name("g"), self.writer.place(table[:, first : first + 1], count)
             kind = stored_type(rows.dtype)
@@ -404,7 +413,7 @@ class EdgeProducts:
         return [floats for floats, _ in slots]
 
     def chooses(self, item: Map) -> bool:
-        """Whether an item's last operand is computed only where some edge needs it."""
+        """Whether an item is computed as it usually is."""
         return id(item) in self.choices
 
 

@@ -86,7 +86,10 @@ def _state(writer: _Writer, fold: Folded, arg: Optional[Folded]) -> State:
             else:
                 writer.uses_id = True
                 x = f"value_of(stored<{stored_type(fold.dtype)}>({x}))"  # equal is what is equal as it is stored
-                lines.append(f"take_best<{_extreme(fold)}>({x}, id_[u], {name}[{i}], {name}at[{i}], {name}count[{i}]);")
+                taken = f"take_best<{_extreme(fold)}>({x}, id_[u], {name}[{i}], {name}at[{i}], {name}count[{i}]);"
+                if writer.edge_products.used:  # most messages are worse
+                    taken = f"if (!is_worse<{_extreme(fold)}>({x}, {name}[{i}])) {taken}"
+                lines.append(taken)
     return state
 
 
@@ -187,7 +190,7 @@ class _Assembly:
         in_tiles = len(w.tiles.outers) + len(w.tiles.gradients) + len(w.edge_products.outers)
         return Text(
             code, w.reads, self.writes, [t for t, _ in self.totals], w.lanes, max(carry, 1), batch,
-            blocks, registers, products.shared_bytes, in_tiles,
+            blocks, registers, products.shared_bytes, in_tiles, w.edge_products.used,
         )  # fmt: skip
 
     @staticmethod
@@ -238,7 +241,7 @@ class _Assembly:
             start = {"sum": "0", "prod": "1", "amax": f"-{k}(INFINITY)", "amin": f"{k}(INFINITY)"}[s.fold.reduce]
             if s.fold.reduce in ("amax", "amin") and k not in ("float", "double"):
                 raise NotLowered("an extremum of integers")
-            extra = [] if s.arg is None else [f"I {s.name}at[{n}];", f"int {s.name}count[{n}];"]
+            extra = [] if s.arg is None else [f"{w.argument_type} {s.name}at[{n}];", f"int {s.name}count[{n}];"]
             members += extra
             pieces += extra
             names = [s.name] if s.arg is None else [s.name, f"{s.name}at", f"{s.name}count"]

@@ -102,6 +102,10 @@ class CudaWalk:
         in_tiles = sum(each.text.in_tiles for each in self.passes)
         return len(self.walk.sinks) - in_tiles, sum(total.item.numel for total in totals)
 
+    def has_products_by_edge(self) -> bool:
+        """Whether tensor cores multiply what lanes have computed for an edge."""
+        return any(each.text.by_products for each in self.passes)
+
     def prepare(self, device: torch.device) -> None:
         """Begins to compile its kernels beside each other, in the background; a launch waits for its kernel."""
         if torch.cuda.is_available():

@@ -73,12 +73,12 @@ class EdgeNumber(Item):
 @dataclass(eq=False)
 class Map(Item):
     """A primitive of :data:`edgeless.programs.scalar_texts.TEXTS` of items of the same shape, element by element.
-    ``seldom``: the last operand of this choice is seldom taken.
+    ``usual``: a condition that nearly always holds, and what the item is where it does.
     """
 
     op: str
     args: tuple[Item, ...]
-    seldom: bool = False
+    usual: Optional[tuple[Item, Item]] = None
 
     def parts(self) -> list[Item]:
         return list(self.args)

@@ -382,11 +382,12 @@ def share(src: Item, best: Item, arg: Item, edge_id: Item) -> Item:
     else:
         near = compare("lt", _abs(sub(src, best)), mul(_abs(best), tolerance(src.dtype)))
         equal = apply("or", compare("eq", src, best), near)
+    wins = apply("where", single, compare("eq", arg, edge_id), equal, dtype=torch.bool)
     zero = compare("eq", best, 0)
+    count = add(where(single, 1, apply("neg", arg)), cast(zero, torch.int64))
+    part = div(where(wins, 1.0, 0.0, src.dtype), cast(_clamp_min(count, 1), src.dtype))
     alone = where(compare("eq", arg, edge_id), where(zero, 0.5, 1.0, src.dtype), number(0.0, src.dtype))
-    count = _clamp_min(add(apply("neg", arg), cast(zero, torch.int64)), 1)
-    part = where(single, alone, div(where(equal, 1.0, 0.0, src.dtype), cast(count, src.dtype)))
-    part.seldom = True
+    part.usual = single, alone
     return part
 
 

@@ -31,6 +31,7 @@ AT_ONCE = 1 << 28
 # but for those that tensor cores compute (0075).
 MOST_SUMS, MOST_SINKS = 1 << 11, 4
 _HOOKED = "saved tensors have hooks, under which a call that is repeated must run the same way"
+UNMEASURED = ", of which no times are known (0077)"
 ANYWAY = " (EDGELESS_GENERATE=on runs it all the same)"
 
 _computed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -91,6 +92,8 @@ def refuse_slow(program, graph: Graph) -> None:
         if not program.ready(graph):
             raise Refused(f"some of its walks have no generated kernels{ANYWAY}")
         for walk in program.walks():
+            if walk.code.on_cuda.has_products_by_edge():
+                raise Refused(f"a walk multiplies values of edges by a matrix on tensor cores{UNMEASURED}{ANYWAY}")
             results, sums = walk.code.on_cuda.of_lanes()
             if sums >= MOST_SUMS or results > MOST_SINKS:
                 raise Refused(f"a walk has {results} results and sums {sums} numbers over all edges{ANYWAY}")

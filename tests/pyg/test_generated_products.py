@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import on_host as host
@@ -17,8 +18,10 @@ from torch_geometric.utils import softmax
 import edgeless
 from edgeless.kernels import Store, compiled
 from edgeless.kernels.provider import kernel_named
+from edgeless.programs import worth
 from edgeless.programs.cuda_products import _places
 from edgeless.programs.cuda_walks import CudaWalk
+from edgeless.programs.spaces import Refused
 from edgeless.pyg import generated
 from edgeless.tools.cli.own_perceptrons import edge_filter, perceptron, point_net
 
@@ -103,6 +106,22 @@ def test_float64_and_other_widths_are_computed_by_each_lane(monkeypatch, width, 
 def test_every_element_of_a_sum_has_a_place_of_its_own(rows, columns):
     row, column = (a.ravel() for a in np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"))
     assert sorted(_places(row, column, rows, columns)) == list(range(rows * columns))
+
+
+def test_products_run_only_where_they_are_asked_for(monkeypatch):
+    walks = walks_of(monkeypatch, lambda: LAYERS["max"](64), torch.float32, inputs("max", 64, 40, 300, 60), {})
+    walk, sizes, needed = walks[0]
+    code = SimpleNamespace(on_cuda=CudaWalk(walk, sizes, needed))
+    assert code.on_cuda.has_products_by_edge()
+    program = SimpleNamespace(
+        width=64,
+        divides_extrema=False,
+        landing=None,
+        ready=lambda graph: True,
+        walks=lambda: [SimpleNamespace(code=code)],
+    )
+    with pytest.raises(Refused, match="on tensor cores, of which no times are known"):
+        worth.refuse_slow(program, SimpleNamespace(num_edges=1 << 24, device=torch.device("cuda")))
 
 
 @NEEDS_NVRTC
