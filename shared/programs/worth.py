@@ -57,8 +57,8 @@ def _refuse_fewer(num_edges: int, width: int, device: torch.device) -> None:
         raise Refused(f"on {device.type} programs do not run by default{ANYWAY}")
     if num_edges * width < least:
         raise Refused(
-            f"{num_edges:,} edges with {width:,} numbers each are fewer than the {least:,} numbers from which a program is "
-            f"faster{ANYWAY}"
+            f"{num_edges:,} edges with {width:,} numbers each are fewer than the {least:,} numbers from which a "
+            f"program is faster{ANYWAY}"
         )
 
 
