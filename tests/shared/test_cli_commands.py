@@ -317,7 +317,7 @@ def test_the_demo_says_when_times_spread():
     assert any("busy" in line for line in demo.notes(config, {"stock": calm, "edgeless": busy}))
 
 
-def test_every_command_on_graphs_takes_the_path_of_a_file(tmp_path):
+def test_every_command_on_graphs_takes_the_path_of_a_file(tmp_path, capsys):
     file = tmp_path / "mine.npz"
     x = np.ones((3, 2), np.float32)
     masks = {f"{name}_mask": np.array([True, False, True]) for name in ("train", "val", "test")}
@@ -325,5 +325,10 @@ def test_every_command_on_graphs_takes_the_path_of_a_file(tmp_path):
     graph = graphs.load(str(file), None, torch.device("cpu"))
     assert (graph.name, graph.num_nodes, graph.num_edges, graph.symmetric) == ("mine", 3, 2, False)
     graphs.check_name(str(file), None)
+    # The process that measures memory reads the file again.
+    options = ["--op", "spmm_none_F8", "--peers", "edgeless", "--mode", "forward", "--rounds", "1", "--device", "cpu"]
+    assert main(["bench", "--graph", str(file), *options]) == 0
+    out = capsys.readouterr().out
+    assert "not measured" not in out and "mine: 3 nodes, 2 edges" in out
     with pytest.raises(UsageError, match="no such file"):
         graphs.check_name(str(tmp_path / "missing.npz"), None)

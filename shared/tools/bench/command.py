@@ -170,7 +170,13 @@ def _numbers(text: str) -> list[int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the command: first those of a user who asks what a layer or a graph gains."""
-    parser.add_argument("--layer", nargs="+", choices=EVERY_LAYER, help="whole layers, 128 -> 4 heads of 32 by default")
+    parser.add_argument(
+        "--layer",
+        nargs="+",
+        choices=EVERY_LAYER,
+        metavar="NAME",
+        help=f"whole layers, 128 -> 4 heads of 32 by default: {', '.join(EVERY_LAYER)}",
+    )
     parser.add_argument("--graph", nargs="+", help=HELP)
     parser.add_argument("--data", type=Path, help="folder with ind.cora.* or NAME.npz somewhere in it")
     parser.add_argument("--features", type=int, help="input features of a layer (default: 128)")
@@ -189,10 +195,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         nargs="+",
         choices=DTYPES,
-        help="of an op's inputs; a layer runs under autocast, or over relations in it",
+        metavar="NAME",
+        help=f"{', '.join(DTYPES)}: of an op's inputs; a layer runs under autocast, or over relations in it",
     )
-    parser.add_argument("--peers", nargs="+", choices=sorted({*LAYER_PEERS, *OP_PEERS}))
-    parser.add_argument("--mode", nargs="+", choices=MODES, help="default: both")
+    known = sorted({*LAYER_PEERS, *OP_PEERS})
+    parser.add_argument("--peers", nargs="+", choices=known, metavar="NAME", help=f"some of {', '.join(known)}")
+    parser.add_argument(
+        "--mode", nargs="+", choices=MODES, metavar="NAME", help=f"{' or '.join(MODES)} (default: both)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
     _add_subjects(parser.add_argument_group("other subjects than whole layers on a graph"))
     _add_measuring(parser.add_argument_group("how it is measured"))
@@ -206,19 +216,24 @@ def _add_subjects(group) -> None:
         "--minibatch",
         nargs="+",
         choices=LAYERS,
+        metavar="LAYER",
         help="training two such layers on sampled neighbours, in float32",
     )
     group.add_argument(
         "--new-graphs",
         nargs="+",
         choices=LAYERS,
+        metavar="LAYER",
         help="three such layers, in float32, on a graph that is new in every step, as a batch of molecules is",
     )
+    trained = sorted({*training.ON_MOLECULES, *training.ON_A_GRAPH})
     group.add_argument(
         "--training",
         nargs="+",
-        choices=sorted({*training.ON_MOLECULES, *training.ON_A_GRAPH}),
-        help=f"steps with loss and Adam: on molecules (--graph {' '.join(training.DATASETS)}), or on a graph",
+        choices=trained,
+        metavar="MODEL",
+        help=f"steps with loss and Adam of {', '.join(trained)}: on molecules (--graph {' '.join(training.DATASETS)}), "
+        "or on a graph",
     )
     group.add_argument(
         "--molecules", type=_numbers, metavar="32,128", help="molecules in a batch, for --training (default: 128)"
@@ -237,12 +252,21 @@ def _add_subjects(group) -> None:
     group.add_argument("--parts", type=int, default=2, help="processes, or GPUs, for these two (default: 2)")
     group.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
     group.add_argument(
-        "--carrier", nargs="+", choices=CARRIERS, help="what brings rows of other processes to --scale-out"
+        "--carrier",
+        nargs="+",
+        choices=CARRIERS,
+        metavar="NAME",
+        help=f"{', '.join(CARRIERS)}: what brings rows of other processes to --scale-out",
     )
 
 
 def _add_measuring(group) -> None:
-    group.add_argument("--suite", choices=SUITES, help="options of a set of figures in docs/performance.md")
+    group.add_argument(
+        "--suite",
+        choices=SUITES,
+        metavar="NAME",
+        help=f"options of a set of figures in the documents: {', '.join(SUITES)}",
+    )
     group.add_argument("--compare-threads", type=_numbers, metavar="1,2", help="time each peer with each of these")
     group.add_argument("--rounds", type=int, help="turns of each peer (default: 5 on the CPU, 3 on CUDA)")
     group.add_argument("--runs", type=int, help="runs of a turn on CUDA (default: 10)")

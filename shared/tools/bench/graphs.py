@@ -39,6 +39,7 @@ class BenchGraph(NamedTuple):
     edge_index: Tensor  # [2, E] int64
     symmetric: Optional[bool]  # True when every (u, v) has its (v, u); None when nobody looked
     relations: Optional[Relations] = None
+    path: Optional[str] = None  # of its file, where it was named by that
 
     @property
     def num_edges(self) -> int:
@@ -79,9 +80,11 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
     if name in MOLECULES:
         return _molecules(name, device)
     found = _from_files(name, data)
-    name = Path(name).stem if _is_path(name) else name
+    path = name if _is_path(name) else None
     symmetric = is_symmetric(found.edge_index, len(found.x))
-    return BenchGraph(name, len(found.x), found.edge_index.to(device), symmetric)
+    return BenchGraph(
+        Path(name).stem if path else name, len(found.x), found.edge_index.to(device), symmetric, path=path
+    )
 
 
 def check_name(name: str, data: Optional[Path]) -> None:

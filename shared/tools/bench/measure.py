@@ -163,7 +163,7 @@ def _forget(works: dict[str, Work], device: torch.device) -> None:
 def _try_out(plan: Plan, graph: BenchGraph, case: Case, peer: str) -> tuple[Optional[dict], Optional[str]]:
     """(the peaks of a peer, None), or why it is left out; before it runs in this process, which it must not end."""
     try:
-        return _peaks_of_child(plan, Result(graph.name, case, peer, plan.modes[0], plan.threads[0])), None
+        return _peaks_of_child(plan, graph, Result(graph.name, case, peer, plan.modes[0], plan.threads[0])), None
     except ChildError as error:
         return None, f"left out: {str(error).splitlines()[0].partition(' ')[2]}"
 
@@ -189,7 +189,7 @@ def _take_peaks(
     try:
         if peaks is None:
             cuda = plan.timer.device.type == "cuda"
-            peaks = _peaks_here(graph, some, made) if cuda else _peaks_of_child(plan, some)
+            peaks = _peaks_here(graph, some, made) if cuda else _peaks_of_child(plan, graph, some)
     except (ChildError, torch.cuda.OutOfMemoryError) as error:
         print(f"{some.graph}, {some.case.label}: memory of {some.peer} not measured: {str(error).splitlines()[-1]}")
         return
@@ -205,7 +205,12 @@ def _peaks_here(graph: BenchGraph, some: Result, made: Optional[Work]) -> dict:
     return memory.measure(some.case, some.peer, graph, made)
 
 
-def _peaks_of_child(plan: Plan, some: Result) -> dict:
-    config = {"graph": some.graph, "case": asdict(some.case), "peer": some.peer, "threads": plan.threads[0]}
+def _peaks_of_child(plan: Plan, graph: BenchGraph, some: Result) -> dict:
+    config = {
+        "graph": graph.path or graph.name,
+        "case": asdict(some.case),
+        "peer": some.peer,
+        "threads": plan.threads[0],
+    }
     config.update(device=str(plan.timer.device), data=None if plan.data is None else str(plan.data))
     return run_child("edgeless.tools.bench.memory", config, limit=plan.limit)

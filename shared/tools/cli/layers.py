@@ -246,15 +246,8 @@ def make_graph(framework: str, edge_index: Tensor, num_nodes: int, self_loops: b
 
 
 def make_input(name: str, framework: str, edge_index: Tensor, num_nodes: int, relations: Optional[Relations]):
-    """What :func:`call_layer` takes as the graph of a layer: :func:`make_graph`'s, or a :class:`TypedInput`.
-
-    Features of edges are drawn, the same ones everywhere.
-    """
+    """What :func:`call_layer` takes as the graph of a layer: :func:`make_graph`'s, or a :class:`TypedInput`."""
     layer = EVERY_LAYER[name]
-    if layer.edge_features:
-        draw = torch.Generator().manual_seed(0)
-        edge_attr = torch.randn(edge_index.size(1), layer.edge_features, generator=draw)
-        return PygEdges(edge_index, num_nodes, edge_attr.to(edge_index.device))
     if layer.types is None:
         return make_graph(framework, edge_index, num_nodes, layer.self_loops)
     with_nodes = layer.types == "edges and nodes"

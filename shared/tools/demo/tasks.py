@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeless.tools.cli.layers import make_input
-from edgeless.tools.cli.relations import Relations
+from edgeless.tools.cli.layers import DEMO_LAYERS, make_input
+from edgeless.tools.cli.relations import PygEdges, Relations
 
 from .data import NodeData
 from .models import Net
@@ -44,6 +44,9 @@ class Classes(FullBatch):
         )
         self.relations = data.relations and data.relations.to(device)
         self.graph = make_input(config["layer"], config["framework"], edge_index, data.num_nodes, self.relations)
+        if width := DEMO_LAYERS[config["layer"]].edge_features:  # drawn, the same ones on both sides
+            edge_attr = torch.randn(edge_index.size(1), width, generator=torch.Generator().manual_seed(0))
+            self.graph = PygEdges(edge_index, data.num_nodes, edge_attr.to(device))
 
     def toy(self) -> Classes:
         """The same on three nodes, as wide as the task itself: what is generated is compiled for a width."""
