@@ -108,8 +108,8 @@ class Pending:
         values: its results, once they are computed.
     """
 
-    def __init__(self, layer, edge_index: Tensor, kwargs: dict[str, Any], program, graph: Graph, tensors: list[Tensor]):
-        self.layer, self.edge_index, self.kwargs = layer, edge_index, kwargs
+    def __init__(self, layer, kwargs: dict[str, Any], program, graph: Graph, tensors: list[Tensor]):
+        self.layer, self.kwargs = layer, kwargs
         self.program, self.graph, self.tensors = program, graph, tensors
         self.joined, self.values, self._seed = False, None, None
         self.read = [tensors[i] for i in _description(program)[0]]
@@ -213,7 +213,7 @@ class Scope:
             if torch._C._len_torch_function_stack() > _state.watches:
                 return None
             self._watch = _Watch(self)
-        pending = Pending(self.layer, edge_index, kwargs, program, graph, tensors)
+        pending = Pending(self.layer, kwargs, program, graph, tensors)
         self.pending.append(pending)
         values = []
         for place, (shape, dim, dtype) in enumerate(shapes):

@@ -266,7 +266,7 @@ def _run_joined(layer, names, edge_index, kwargs: dict) -> Any:
                 parts.append(value.pending)
             values[name] = f"{parts.index(value.pending)} {value.place}"
     for part in parts:
-        if part.values is not None or part.edge_index is not edge_index or not part.is_unchanged():
+        if part.values is not None or not part.is_unchanged():
             raise Refused("values of edges are computed before")
         if part.program.draws and (part.joined or len(parts) > 1):  # a seed makes the numbers of one program
             raise Refused("values of edges with dropout are used again")
