@@ -35,6 +35,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _computing: weakref.WeakSet = weakref.WeakSet()  # layers that read their values in a way that cannot be followed
 _known: weakref.WeakSet = weakref.WeakSet()  # layers whose calls have been followed to the end
 _buffers: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()
+_widths: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _described: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
@@ -221,6 +222,14 @@ class Scope:
             values.append(EdgeValue(pending, place, rows, dtype, graph.device))
         self._values += map(weakref.ref, values)
         return pytree.tree_unflatten(values, structure)
+
+    def note_width(self, numbers: int) -> None:
+        """Notes how many numbers an edge has in a ``propagate()`` of the layer."""
+        _widths[self.layer] = numbers
+
+    def width(self) -> int:
+        """How many it had in the last one, which an ``edge_updater()`` may become a part of."""
+        return _widths.get(self.layer, 1)
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:

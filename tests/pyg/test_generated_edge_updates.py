@@ -16,6 +16,7 @@ from torch_geometric.nn.models.attentive_fp import GATEConv
 from torch_geometric.utils import scatter, softmax
 
 import edgeless
+from edgeless.programs import worth
 from edgeless.pyg import edge_values, generated, recalled
 
 GIVEN = Inputs()
@@ -405,6 +406,22 @@ def test_no_tensor_of_the_edges_is_saved_or_made(cls):
     assert by_edge <= {GIVEN.attr.data_ptr()}
     program = recalled._calls[ours]["joined"][0].program
     assert program.results == 1 and not [node for node in program.outputs if node.meta["space"].kind == "edge"]
+
+
+def test_by_default_narrow_values_are_part_of_a_wide_sum(monkeypatch):
+    """An edge_updater() alone would compute too few numbers for a program."""
+    for name, value in (("TINY", 1), ("LEAST", {"cpu": 8 * E}), ("TRACED", {"cpu": 8 * E}), ("AT_ONCE", 1 << 30)):
+        monkeypatch.setattr(worth, name, value)
+    monkeypatch.setenv("EDGELESS_GENERATE", "auto")
+    monkeypatch.setenv("EDGELESS_COMPILE_WALKS", "now")
+    theirs, ours, args = pair_of(Attention)
+    assert edgeless.explain(ours, *args).fused
+    _, calls = recorded(ours, *args)
+    assert [ran for _, ran in calls] == [False, True]
+    for _ in range(2):
+        compare(theirs, ours, args)
+    _, calls = recorded(ours, *args)
+    assert [ran for _, ran in calls] == [True] and "joined" in recalled._calls[ours]
 
 
 def test_explain_says_that_one_program_runs():
