@@ -35,6 +35,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _computing: weakref.WeakSet = weakref.WeakSet()  # layers that read their values in a way that cannot be followed
 _known: weakref.WeakSet = weakref.WeakSet()  # layers whose calls have been followed to the end
 _buffers: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()
+_widths: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _described: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
@@ -108,8 +109,8 @@ class Pending:
         values: its results, once they are computed.
     """
 
-    def __init__(self, layer, edge_index: Tensor, kwargs: dict[str, Any], program, graph: Graph, tensors: list[Tensor]):
-        self.layer, self.edge_index, self.kwargs = layer, edge_index, kwargs
+    def __init__(self, layer, kwargs: dict[str, Any], program, graph: Graph, tensors: list[Tensor]):
+        self.layer, self.kwargs = layer, kwargs
         self.program, self.graph, self.tensors = program, graph, tensors
         self.joined, self.values, self._seed = False, None, None
         self.read = [tensors[i] for i in _description(program)[0]]
@@ -213,7 +214,7 @@ class Scope:
             if torch._C._len_torch_function_stack() > _state.watches:
                 return None
             self._watch = _Watch(self)
-        pending = Pending(self.layer, edge_index, kwargs, program, graph, tensors)
+        pending = Pending(self.layer, kwargs, program, graph, tensors)
         self.pending.append(pending)
         values = []
         for place, (shape, dim, dtype) in enumerate(shapes):
@@ -221,6 +222,14 @@ class Scope:
             values.append(EdgeValue(pending, place, rows, dtype, graph.device))
         self._values += map(weakref.ref, values)
         return pytree.tree_unflatten(values, structure)
+
+    def note_width(self, numbers: int) -> None:
+        """Notes how many numbers an edge has in a ``propagate()`` of the layer."""
+        _widths[self.layer] = numbers
+
+    def width(self) -> int:
+        """How many it had in the last one, which an ``edge_updater()`` may become a part of."""
+        return _widths.get(self.layer, 1)
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:

@@ -15,8 +15,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import message_passing as stock
-from torch_geometric.typing import SparseTensor
-from torch_geometric.utils import to_edge_index
 
 from edgeless.checks import compiling
 from edgeless.choices.backends import current_backend
@@ -39,9 +37,10 @@ from edgeless.programs.layers import (
 
 from . import edge_values
 from .conv import _HOOKS, Scriptable, sizes_of
-from .convert import SPARSE, for_stock, kind_of
+from .convert import for_stock, kind_of
 from .edge_values import EdgeValue
 from .messages import Call, JoinedCall, join_arguments
+from .plain_edges import plain_edges
 from .recalled import Recalled, Remembering, recall
 
 # The original methods, which PyG's generated ones of a class are faster copies of.
@@ -50,7 +49,6 @@ _ORIGINAL = {
     for step in ("propagate", "edge_updater")
 }
 PROGRAMS = ProgramCache()
-_NARROW = (torch.int32, torch.int64)
 _ONE_TENSOR = pytree.tree_flatten(torch.empty(0))[1]
 
 
@@ -60,7 +58,7 @@ class GeneratedLayer(Scriptable):
     _runs_generated = True
 
     def __call__(self, *args, **kwargs):
-        if type(self).edge_update is stock.MessagePassing.edge_update or compiling():
+        if not _updates_edges(self) or compiling():
             return super().__call__(*args, **kwargs)
         return edge_values.call(self, super().__call__, args, kwargs)
 
@@ -80,6 +78,9 @@ class GeneratedLayer(Scriptable):
         name = type(self).__name__
         layer = copy.deepcopy(self)
         with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
+            if _updates_edges(layer):  # whose calls know how wide the propagate() of the one before was
+                layer(*inputs, **kwargs)
+                calls.clear()
             layer(*inputs, **kwargs)
         told = [explanation for of, explanation in calls if isinstance(of, GeneratedLayer)]
         reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
@@ -118,6 +119,10 @@ class GeneratedLayer(Scriptable):
         scriptable = cls.__new__(cls)
         scriptable.__dict__ = self.__dict__
         return scriptable
+
+
+def _updates_edges(layer) -> bool:
+    return type(layer).edge_update is not stock.MessagePassing.edge_update
 
 
 class _MessagePassingType(type):
@@ -211,6 +216,8 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
     if scope is None:
         return _run_alone(layer, step, names, edge_index, args, kwargs)
     with scope.at_work():
+        if step == "propagate":
+            scope.note_width(worth.width_of(kwargs))
         if not args and step == "propagate" and any(type(value) is EdgeValue for value in kwargs.values()):
             try:
                 return _run_joined(layer, names, edge_index, kwargs)
@@ -223,10 +230,10 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
 
 
 def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, scope=None) -> Any:
-    defer = scope.defer if scope is not None and step == "edge_updater" else None
+    defer, width = (None, 1) if scope is None or step != "edge_updater" else (scope.defer, scope.width())
     if not args and not compiling():
         known = recall(layer, step, edge_index, kwargs, PROGRAMS)
-        if known is not None and _may_run_again(*known, kwargs):
+        if known is not None and _may_run_again(*known, kwargs, width):
             recalled, graph, tensors = known
             program = recalled.program
             later = None if defer is None else defer(edge_index, kwargs, program, graph, tensors)
@@ -244,7 +251,7 @@ def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, s
         return method(layer, edge_index, *args, **kwargs)
     try:
         with compiling_at_once():
-            return _generated(layer, step, method, names, edge_index, args, kwargs, defer=defer)
+            return _generated(layer, step, method, names, edge_index, args, kwargs, defer=defer, width=width)
     except Refused as error:
         refused = str(error)
     ran_stock(type(layer), layer, (refused,))
@@ -266,7 +273,7 @@ def _run_joined(layer, names, edge_index, kwargs: dict) -> Any:
                 parts.append(value.pending)
             values[name] = f"{parts.index(value.pending)} {value.place}"
     for part in parts:
-        if part.values is not None or part.edge_index is not edge_index or not part.is_unchanged():
+        if part.values is not None or not part.is_unchanged():
             raise Refused("values of edges are computed before")
         if part.program.draws and (part.joined or len(parts) > 1):  # a seed makes the numbers of one program
             raise Refused("values of edges with dropout are used again")
@@ -301,10 +308,10 @@ def _is_tiny(edge_index) -> bool:
     )
 
 
-def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, defer=None, parts=()) -> Any:
+def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, defer=None, width=1, parts=()) -> Any:
     choice = generate_choice()
     if choice == "auto" and isinstance(edge_index, Tensor) and edge_index.layout is torch.strided:
-        worth.refuse_small(edge_index.size(-1), kwargs, edge_index.device)
+        worth.refuse_small(edge_index.size(-1), kwargs, edge_index.device, width)
     _check_state(layer, step, choice)
     if args:
         if len(args) != 1 or method is not _ORIGINAL[step]:
@@ -313,13 +320,13 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, def
     kwargs = dict(kwargs)
     size = written_size = kwargs.pop("size", None)
     given = edge_index
-    edge_index, counts, kwargs = _plain_edges(layer, edge_index, kwargs, names)
+    edge_index, counts, kwargs = plain_edges(layer, edge_index, kwargs, names)
     size = counts if counts is not None else sizes_of(size) if size is not None else None
     if step == "edge_updater":
         size = counts
     num_edges = edge_index.size(1)
     if choice == "auto":
-        worth.refuse_small(num_edges, kwargs, edge_index.device)
+        worth.refuse_small(num_edges, kwargs, edge_index.device, width)
     if num_edges < 1:
         raise Refused("there are no edges")
     if not isinstance(size, (tuple, list, type(None))) or any(
@@ -349,7 +356,7 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, def
         if torch._C._len_torch_dispatch_stack():  # of a capture, which would watch the tracer
             raise Refused(SEEN)
         if choice == "auto" and not looks_ahead():
-            worth.refuse_early(layer, num_edges, kwargs, call.device)
+            worth.refuse_early(layer, num_edges, kwargs, call.device, width)
         check_settled(layer)
     program = PROGRAMS.get(key, call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form)
     if num_edges < program.least_edges:
@@ -362,7 +369,7 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, def
         )
     except (IndexError, ValueError, TypeError) as error:
         raise Refused(f"the graph is refused: {error}") from error
-    check_graph(program, graph, choice)
+    check_graph(program, graph, choice, width)
     if any(part.graph is not graph for part in parts):
         raise Refused("edge_updater() and propagate() are called for different graphs")
     remembering.keep(given, written_size, choice, program, PROGRAMS, [part.program for part in parts])
@@ -380,7 +387,7 @@ def _is_as_deferred(call: JoinedCall, part: edge_values.Pending) -> bool:
     return PROGRAMS.known(alone.key()) is part.program and part.has_state(alone.tensors[alone.first_own :])
 
 
-def _may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict) -> bool:
+def _may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict, width: int = 1) -> bool:
     """Whether a program that is known runs on a graph; if not, the long way says why."""
     program, num_edges = recalled.program, graph.num_edges
     approved = num_edges, graph.index_dtype
@@ -388,10 +395,10 @@ def _may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dic
         return True
     try:
         if recalled.choice == "auto":
-            worth.refuse_small(num_edges, kwargs, graph.device)
+            worth.refuse_small(num_edges, kwargs, graph.device, width)
         if num_edges < program.least_edges:
             return False
-        check_graph(program, graph, recalled.choice)
+        check_graph(program, graph, recalled.choice, width)
     except Refused:
         return False
     if program.landing is not None or program.ready(graph):  # what is compiled now stays so
@@ -429,44 +436,6 @@ def _overrides(cls: type, step: str) -> bool:
 def _is_template(function: Any, cls: type, step: str) -> bool:
     """Whether a class's driver is the one that PyG writes for it."""
     return getattr(function, "__module__", "").endswith(f"_{cls.__name__}_{step}")
-
-
-def _plain_edges(layer, edge_index, kwargs: dict, names) -> tuple[Tensor, Optional[tuple], dict]:
-    """The edges as a tensor ``[2, E]``, the sizes that a matrix knows, and the arguments with its values added."""
-    if isinstance(edge_index, EdgeIndex):
-        if layer.fuse and layer.SUPPORTS_FUSED_EDGE_INDEX:
-            raise Refused("edge_index is an EdgeIndex, for which the layer has its own message_and_aggregate()")
-        return _checked(edge_index.as_tensor()), (edge_index.num_rows, edge_index.num_cols), kwargs
-    if kind_of(edge_index) in SPARSE:
-        return _edges_of_matrix(layer, edge_index, dict(kwargs), names)
-    if not isinstance(edge_index, Tensor):
-        raise Refused(f"edge_index is a {type(edge_index).__name__}")
-    return _checked(edge_index), None, kwargs
-
-
-def _edges_of_matrix(layer, adj_t, kwargs: dict, names):
-    if layer.fuse:
-        raise Refused("edge_index is a sparse matrix, for which the layer has its own message_and_aggregate()")
-    if layer.flow != "source_to_target":
-        raise Refused("edge_index is a sparse matrix, and the flow is reversed")
-    if isinstance(adj_t, SparseTensor):
-        row, col, values = adj_t.coo()
-        features = values
-    else:
-        (row, col), values = to_edge_index(adj_t)
-        features = values if values.dim() > 1 else None
-    for name, value in (("edge_weight", values), ("edge_attr", features), ("edge_type", values)):
-        if name in names and kwargs.get(name) is None and value is not None:
-            kwargs[name] = value
-    return torch.stack((col, row)), (adj_t.size(1), adj_t.size(0)), kwargs
-
-
-def _checked(edge_index: Tensor) -> Tensor:
-    if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.size(0) != 2:
-        raise Refused("edge_index is no plain tensor of shape [2, E]")
-    if edge_index.dtype not in _NARROW:
-        raise Refused(f"edge_index has the dtype {edge_index.dtype}")
-    return edge_index
 
 
 def _results(layer, tensors: list[Tensor], program, values: list[Tensor]) -> Any:

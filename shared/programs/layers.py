@@ -85,10 +85,14 @@ def compiling_at_once() -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if compiled.compile_mode() == "off" else compiled.compiling("now")
 
 
-def check_graph(program: Program, graph: Graph, choice: str) -> None:
-    """Refuses a graph on which a program cannot run, or would be slower."""
+def check_graph(program: Program, graph: Graph, choice: str, width: int = 1) -> None:
+    """Refuses a graph on which a program cannot run, or would be slower.
+
+    Args:
+        width: the numbers an edge of a later program that it may become a part of.
+    """
     if choice == "auto":
-        worth.refuse_slow(program, graph)
+        worth.refuse_slow(program, graph, width)
     if program.needs_last and not graph.format("last nodes have edges", _last_have_edges):
         raise Refused("the number of nodes is computed from edge_index, whose last node has no edge")
 

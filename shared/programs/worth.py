@@ -47,9 +47,13 @@ def width_of(kwargs: dict[str, Any]) -> int:
     return most
 
 
-def refuse_small(num_edges: int, kwargs: dict[str, Any], device: torch.device) -> None:
-    """Refuses a call that computes too little, before anything else is looked at."""
-    _refuse_fewer(num_edges, width_of(kwargs), device)
+def refuse_small(num_edges: int, kwargs: dict[str, Any], device: torch.device, width: int = 1) -> None:
+    """Refuses a call that computes too little, before anything else is looked at.
+
+    Args:
+        width: the numbers an edge of a later call that it may become a part of.
+    """
+    _refuse_fewer(num_edges, max(width, width_of(kwargs)), device)
 
 
 def _refuse_fewer(num_edges: int, width: int, device: torch.device) -> None:
@@ -63,9 +67,9 @@ def _refuse_fewer(num_edges: int, width: int, device: torch.device) -> None:
         )
 
 
-def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.device) -> None:
+def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.device, width: int = 1) -> None:
     """Refuses to make a program for a layer that has not yet computed as much as a trace costs."""
-    numbers = num_edges * width_of(kwargs)
+    numbers = num_edges * max(width, width_of(kwargs))
     if _are_hooked():
         if numbers < _large(device):
             raise Refused(f"{_HOOKED}{ANYWAY}")
@@ -80,10 +84,11 @@ def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.de
     _computed[layer] = 0
 
 
-def refuse_slow(program, graph: Graph) -> None:
+def refuse_slow(program, graph: Graph, width: int = 1) -> None:
     """Refuses a program that would be slower on a graph by what can run it now."""
-    numbers = graph.num_edges * program.width
-    _refuse_fewer(graph.num_edges, program.width, graph.device)
+    width = max(width, program.width)
+    numbers = graph.num_edges * width
+    _refuse_fewer(graph.num_edges, width, graph.device)
     if _are_hooked() and (numbers < _large(graph.device) or program.divides_extrema):
         raise Refused(f"{_HOOKED}{ANYWAY}")
     if program.landing is not None:
@@ -103,7 +108,7 @@ def refuse_slow(program, graph: Graph) -> None:
         raise Refused(f"walks of a minimum's or maximum's gradient are faster only where they are compiled{ANYWAY}")
     if numbers < INTERPRETED:
         raise Refused(
-            f"its walks are not compiled, and {graph.num_edges} edges with {program.width} numbers each are fewer than "
+            f"its walks are not compiled, and {graph.num_edges} edges with {width} numbers each are fewer than "
             f"the {INTERPRETED} from which they are faster{ANYWAY}"
         )
 

@@ -18,6 +18,7 @@ _EVERY_DGL = "dgl/test_dgl_random*.py dgl/test_dgl_parity.py dgl/test_dgl_layer.
 
 # Pattern of the source's path -> patterns of tests.
 WATCHERS = [
+    ("shared/programs/in_place.py", "pyg/test_generated_edge_updates.py dgl/test_dgl_generated*.py"),
     (
         "shared/programs/*.py",
         "pyg/test_generated_*.py core/test_message_passing.py core/test_program*.py core/test_compiled_walks.py",
@@ -25,6 +26,8 @@ WATCHERS = [
     ("shared/functional/message_passing.py", "core/test_message_passing.py core/test_program_keys.py"),
     ("pyg_plugin/generated.py", "pyg/test_generated_*.py"),
     ("pyg_plugin/messages.py", "pyg/test_generated_*.py"),
+    ("pyg_plugin/edge_values.py", "pyg/test_generated_edge_updates.py"),
+    ("pyg_plugin/plain_edges.py", "pyg/test_generated_layers.py pyg/test_generated_edge_updates.py"),
     ("pyg_plugin/recalled.py", "pyg/test_generated_recalled.py pyg/test_generated_keys.py"),
     ("shared/plan/*.py", f"{_PLANS} core/test_relational_plan.py"),
     (

@@ -16,6 +16,7 @@ from torch_geometric.nn.models.attentive_fp import GATEConv
 from torch_geometric.utils import scatter, softmax
 
 import edgeless
+from edgeless.programs import worth
 from edgeless.pyg import edge_values, generated, recalled
 
 GIVEN = Inputs()
@@ -327,6 +328,60 @@ def test_what_is_written_between_the_steps_is_read_before(cls):
     with torch.no_grad():
         for _ in range(3):
             compare(theirs, ours, [a.detach() for a in args])
+    assert ours not in edge_values._computing and ours in edge_values._known
+
+
+class Between(Attention):
+    """What a call does between the steps is given to it, and unknown to the calls before."""
+
+    def forward(self, x, edge_index, edge_attr, between):
+        x, scores = self.rows(x)
+        alpha = self.edge_updater(edge_index, scores=scores, edge_attr=edge_attr)
+        return self.end(x, between(self, edge_index), alpha)
+
+
+def test_a_known_call_that_goes_on_with_another_graph():
+    theirs, ours, args = pair_of(Between)
+    for between in (*[lambda layer, edges: edges] * 3, lambda layer, edges: edges.flip(0), lambda layer, edges: edges):
+        for _ in range(2):
+            compare(theirs, ours, (*args, between))
+
+
+def test_a_known_call_that_goes_on_with_another_parameter():
+    layers = pair_of(Between)
+    *pair, args = layers
+    for _ in range(2):
+        compare(*pair, (*args, lambda layer, edges: edges))
+    first = {layer: layer.lin_edge.bias for layer in pair}
+    other = {layer: nn.Parameter(bias.detach() + 2) for layer, bias in first.items()}
+
+    def back(layer, edges):
+        layer.lin_edge.bias = first[layer]
+        return edges
+
+    for _ in range(3):
+        found = []
+        for layer in pair:
+            layer.lin_edge.bias = other[layer]
+            out = layer(*args, back)
+            found += [out, *torch.autograd.grad(out.square().sum(), [GIVEN.x, GIVEN.attr, layer.lin.weight])]
+        assert all(error(a, b) < 1e-10 for a, b in zip(found[:4], found[4:], strict=True))
+
+
+def test_sums_of_the_same_values_draw_dropouts_of_their_own():
+    class Drops(Attention):
+        def end(self, x, edge_index, alpha):
+            return torch.cat([super(Drops, self).end(x, edge_index, alpha) for _ in range(2)], 1)
+
+        def message(self, x_j, alpha):
+            return F.dropout(alpha.unsqueeze(-1) * x_j, 0.5)
+
+    _, ours, args = pair_of(Drops)
+    with torch.no_grad():
+        ours(*args)
+        ours.dropout = 0.5  # of the values
+        first, second = ours(*args).chunk(2, 1)
+    assert error(first, second) > 0.1
 
 
 @pytest.mark.parametrize("cls", JOINED)
@@ -351,6 +406,22 @@ def test_no_tensor_of_the_edges_is_saved_or_made(cls):
     assert by_edge <= {GIVEN.attr.data_ptr()}
     program = recalled._calls[ours]["joined"][0].program
     assert program.results == 1 and not [node for node in program.outputs if node.meta["space"].kind == "edge"]
+
+
+def test_by_default_narrow_values_are_part_of_a_wide_sum(monkeypatch):
+    """An edge_updater() alone would compute too few numbers for a program."""
+    for name, value in (("TINY", 1), ("LEAST", {"cpu": 8 * E}), ("TRACED", {"cpu": 8 * E}), ("AT_ONCE", 1 << 30)):
+        monkeypatch.setattr(worth, name, value)
+    monkeypatch.setenv("EDGELESS_GENERATE", "auto")
+    monkeypatch.setenv("EDGELESS_COMPILE_WALKS", "now")
+    theirs, ours, args = pair_of(Attention)
+    assert edgeless.explain(ours, *args).fused
+    _, calls = recorded(ours, *args)
+    assert [ran for _, ran in calls] == [False, True]
+    for _ in range(2):
+        compare(theirs, ours, args)
+    _, calls = recorded(ours, *args)
+    assert [ran for _, ran in calls] == [True] and "joined" in recalled._calls[ours]
 
 
 def test_explain_says_that_one_program_runs():
