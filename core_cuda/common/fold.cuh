@@ -145,11 +145,7 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
     if (at < last) fold.begin_walk(further(window, lane), last);
   }
   constexpr bool kInStep = kTakesStepsTogether<Fold>;
-  auto goes_on = [&] {
-    if constexpr (kInStep) return __syncthreads_or(at < last) != 0;
-    return __any_sync(kWarp, at < last) != 0;
-  };
-  while (goes_on()) {
+  while (kInStep ? __syncthreads_or(at < last) : __any_sync(kWarp, at < last)) {
     const I index = next;
     fold.own(index, further(window, lane));
     window = further(window, width);

@@ -42,7 +42,17 @@ __device__ __forceinline__ int tile_column(int block, int lane) {
   return block / 2 * 16 + lane / 8 * 4 + block % 2 * 2 + lane / 4 % 2;
 }
 
-// A matrix that fill_by_features() has copied to shared memory.
+// Copies a matrix of kDepth features by kColumns columns into the order in which multiply_rows() reads it, with zeros
+// up to kPaddedDepth and kPaddedColumns.
+template <int kColumns, int kDepth, int kPaddedColumns, int kPaddedDepth, class S>
+__device__ inline void fill_floats(const S* from, int column, int feature, float* to) {
+  for (int i = threadIdx.x; i < kPaddedColumns * kPaddedDepth; i += kFoldThreads) {
+    const int j = i / 128 % (kPaddedColumns / 8), c = i / 128 / (kPaddedColumns / 8);
+    const int of = tile_column(j, i / 4 % 32), k = 16 * c + i / 4 % 4 * 4 + i % 4;
+    to[i] = of < kColumns && k < kDepth ? static_cast<float>(value_of(from[of * column + k * feature])) : 0;
+  }
+}
+// That copy.
 struct MatrixInOrder {
   const float* from;
 
@@ -53,42 +63,47 @@ struct MatrixInOrder {
   }
 };
 // A matrix of which elements are kColumn and kFeature values apart, kPlace values behind a multiple of four.
-template <class S, int kColumn, int kFeature, int kPlace>
+template <class S, int kColumn, int kFeature, int kPlace, int kColumns, int kDepth, int kPaddedColumns,
+          int kPaddedDepth>
 struct MatrixAsItIs {
   const S* from;
 
-  template <int kColumns>
+  __device__ __forceinline__ auto at(int column, int feature) const {
+    const bool exists = column < kColumns && feature < kDepth;  // the compiler knows where all do
+    return value_of(exists ? __ldg(from + column * kColumn + feature * kFeature) : S{});
+  }
+
+  template <int kOfBlocks>
   __device__ __forceinline__ float4 four(int chunk, int block) const {
-    const S* const at =
-        from + tile_column(block, threadIdx.x % 32) * kColumn + (16 * chunk + threadIdx.x % 4 * 4) * kFeature;
-    if constexpr (kFeature == 1 && kPlace == 0 && kColumn % 4 == 0) {
+    const int column = tile_column(block, threadIdx.x % 32), first = 16 * chunk + threadIdx.x % 4 * 4;
+    constexpr bool kExact = kColumns == kPaddedColumns && kDepth == kPaddedDepth;
+    if constexpr (kExact && kFeature == 1 && kPlace == 0 && kColumn % 4 == 0) {
       Loaded<S, 4> x;
-      x.gather(at);
+      x.gather(from + column * kColumn + first);
       return {value_of(x[0]), value_of(x[1]), value_of(x[2]), value_of(x[3])};
     }
-    return {value_of(__ldg(at)), value_of(__ldg(at + kFeature)), value_of(__ldg(at + 2 * kFeature)),
-            value_of(__ldg(at + 3 * kFeature))};
+    return {at(column, first), at(column, first + 1), at(column, first + 2), at(column, first + 3)};
   }
   // The same for chunks of 32 features in 16 bits: eight features of a column.
-  template <class H, int kColumns>
+  template <class H, int kOfBlocks>
   __device__ __forceinline__ uint4 eight(int chunk, int block) const {
-    const S* const at =
-        from + tile_column(block, threadIdx.x % 32) * kColumn + (32 * chunk + threadIdx.x % 4 * 8) * kFeature;
+    const int column = tile_column(block, threadIdx.x % 32), first = 32 * chunk + threadIdx.x % 4 * 8;
     H x[8];
 #pragma unroll
-    for (int q = 0; q < 8; ++q) x[q] = stored<H>(value_of(__ldg(at + q * kFeature)));
+    for (int q = 0; q < 8; ++q) x[q] = stored<H>(at(column, first + q));
     uint4 packed;
     memcpy(&packed, x, sizeof(x));
     return packed;
   }
 };
 
-// Copies a matrix of kDepth features by kColumns columns into the order in which multiply_half_rows() reads it.
-template <int kColumns, int kDepth, class S, class H>
+// fill_floats() for multiply_half_rows().
+template <int kColumns, int kDepth, int kPaddedColumns, int kPaddedDepth, class S, class H>
 __device__ inline void fill_halves(const S* from, int column, int feature, H* to) {
-  for (int i = threadIdx.x; i < kColumns * kDepth; i += kFoldThreads) {
-    const int q = i % 8, lane = i / 8 % 32, j = i / 256 % (kColumns / 8), c = i / 256 / (kColumns / 8);
-    to[i] = stored<H>(value_of(from[tile_column(j, lane) * column + (32 * c + lane % 4 * 8 + q) * feature]));
+  for (int i = threadIdx.x; i < kPaddedColumns * kPaddedDepth; i += kFoldThreads) {
+    const int j = i / 256 % (kPaddedColumns / 8), c = i / 256 / (kPaddedColumns / 8);
+    const int of = tile_column(j, i / 8 % 32), k = 32 * c + i / 8 % 4 * 8 + i % 8;
+    to[i] = stored<H>(of < kColumns && k < kDepth ? value_of(from[of * column + k * feature]) : 0);
   }
 }
 struct HalvesInOrder {
@@ -230,10 +245,10 @@ struct BlockTotals {
     }
   }
 
-  // What a lane of a warp has in number k, the part has at ((warp * kCount + k / 4) * 32 + lane) * 4 + k % 4
-  // (shared/programs/cuda_products.py).
-  __device__ inline void finish(float* parts) const {
-    float4* const part = reinterpret_cast<float4*>(parts + static_cast<int64_t>(blockIdx.x) * (kRows * kColumns)) +
+  // Parts of blocks are of_block floats apart. What a lane of a warp has in number k, the part has at ((warp * kCount +
+  // k / 4) * 32 + lane) * 4 + k % 4 (shared/programs/cuda_products.py).
+  __device__ inline void finish(float* parts, int of_block) const {
+    float4* const part = reinterpret_cast<float4*>(parts + static_cast<int64_t>(blockIdx.x) * of_block) +
                          threadIdx.x / 32 * kCount * 32 + threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from .cuda_parts import stored_type
-from .cuda_products import EdgeProduct, EdgeProducts, Phase, Staged
+from .cuda_products import EdgeProduct, EdgeProducts, Phase, Staged, padded
 
 WARPS = 4  # of a block
 SM_BYTES, MOST_SHARED = 224 << 10, 92 << 10  # of shared memory; of a block's, as in cuda_text
@@ -38,7 +38,7 @@ class ProductText:
         self.begin: list[str] = []
         self.put: list[str] = []
         self.close: list[str] = []
-        self.finish: list[str] = []
+        self.finish: list[tuple[str, int]] = []  # with the columns of its parts
         self.start: list[str] = []
         self.registers = self.floats = self.least_registers = 0
         self.edges = 32  # of a warp at once
@@ -78,7 +78,7 @@ class ProductText:
             outers = [o for o in products.outers.values() if o.step == 3 * number + 1]
             lines.append("__syncthreads();" if outers else "__syncwarp();")
             for outer in outers:
-                rows, columns = outer.left.numel, outer.right.numel
+                rows, columns = padded(outer.left.numel), padded(outer.right.numel)
                 left, right = (products.staged[id(item)].rows for item in (outer.left, outer.right))
                 name = self.writer.name("a")
                 self.members.append(f"BlockTotals<{rows}, {columns}> {name};")
@@ -96,7 +96,7 @@ class ProductText:
                 if product.phase == number and not product.seldom:
                     lines.append(self.multiply(product, matrices[product]))
             lines.append("__syncwarp();")
-        self.finish = [finish[id(outer)] for outer in products.outers.values()]
+        self.finish = [(finish[id(outer)], outer.total.columns) for outer in products.outers.values()]
         self.constants.append(f"kRowsOfWarp = {self.floats}")
         self.members += [f"EdgesOfWindow<I, {team}> window;", "float* tile_rows; int place_ = 0;"]
         self.choose = [
@@ -110,7 +110,7 @@ class ProductText:
         self.own = ["window.next(index, position, static_cast<const I*>(args.graph.indptr));"]
         indptr = "static_cast<const I*>(args.graph.indptr)"
         self.begin = [f"window.start(own_row, position, last, {indptr}, this->template team<false>());"]
-        widest = max((p.item.numel for p in products.products.values()), default=0)
+        widest = max((padded(p.item.numel) for p in products.products.values()), default=0)
         self.least_registers = 84 + self.registers + widest // 2 * (self.edges // 16 if widest <= 64 else 1)
 
     @property
@@ -121,7 +121,8 @@ class ProductText:
     def phase(self, phase: Phase, staged: list[Staged], of_team: int) -> list[str]:
         """The statements for the edges of a sub-warp, and what they leave in rows."""
         team = self.products.writer.tiles.team
-        inside = "" if team == self.writer.lanes else "if (inside) "
+        lanes = self.writer.lanes
+        inside = "" if team == lanes else "if (inside) "
         ahead = max(n for n in (8, 4, 2, 1) if n <= of_team and (n == 1 or phase.words * n <= MOST_AHEAD))
         text = " ".join([*phase.lines, *phase.load, *(name for s in staged for name in s.names)])
 
@@ -148,6 +149,11 @@ class ProductText:
                 f"{inside}{{ const {kind} x[{len(values)}] = {{{', '.join(values)}}}; "
                 f"keep_values({rows.at('place_ + u')} + {place}, x); }}"
             )
+            if rows.padded > rows.columns:
+                puts.append(
+                    f"if (inside) {{ for (int i = {rows.columns} + vector; i < {rows.padded}; i += {lanes}) "
+                    f"({rows.at('place_ + u')})[i] = stored<{kind}>(0.0f); }}"
+                )
         return [
             f"for (int v = 0; v < {of_team}; v += {ahead}) {{",
             f"  constexpr int kBatch = {ahead}; constexpr bool kWhole = true;",
@@ -169,7 +175,7 @@ class ProductText:
         """The call that computes a product."""
         rests = ", ".join(str(rest).lower() for rest in product.rests)
         left = self.products.staged[id(product.values)].rows
-        sizes = f"{self.edges}, {product.values.numel}, {product.item.numel}"
+        sizes = f"{self.edges}, {left.padded}, {product.rows.padded}"
         call = f"multiply_rows<{sizes}, {rests}>" if left.dtype is torch.float32 else f"multiply_half_rows<{sizes}>"
         return f"{call}({left.at('0')}, {matrix}, {product.rows.at('0')});"
 
@@ -182,18 +188,17 @@ class ProductText:
             matrix, columns, depth = product.matrix, product.item.numel, product.values.numel
             rows = self.products.staged[id(product.values)].rows.dtype
             kind, key = stored_type(matrix.operand.dtype), (matrix.key, rows)
-            size = rows.itemsize * columns * depth
+            sizes = f"{columns}, {depth}, {padded(columns)}, {padded(depth)}"
+            size = rows.itemsize * padded(columns) * padded(depth)
             if key not in known and not product.seldom and self.bytes + size + 16 * of_edge <= self.room:
                 name, fill = (
-                    ("MatrixInOrder", "fill_by_features") if rows.itemsize == 4 else ("HalvesInOrder", "fill_halves")
+                    ("MatrixInOrder", "fill_floats") if rows.itemsize == 4 else ("HalvesInOrder", "fill_halves")
                 )
                 at = f"reinterpret_cast<{stored_type(rows)}*>(shared + {self.bytes})"
                 known[key] = f"{name}{{{at if rows.itemsize == 4 else f'shared + {self.bytes}'}}}"
-                self.fills.append(
-                    f"{fill}<{columns}, {depth}>({self.pointer(product)}, {matrix.column}, {matrix.feature}, {at});"
-                )
+                self.fills.append(f"{fill}<{sizes}>({self.pointer(product)}, {matrix.column}, {matrix.feature}, {at});")
                 self.bytes += size
-            as_it_is = f"MatrixAsItIs<{kind}, {matrix.column}, {matrix.feature}, {matrix.start % 4}>"
+            as_it_is = f"MatrixAsItIs<{kind}, {matrix.column}, {matrix.feature}, {matrix.start % 4}, {sizes}>"
             texts[product] = known.get(key) or f"{as_it_is}{{{self.pointer(product)}}}"
         return texts
 

@@ -17,15 +17,14 @@ import numpy as np
 import torch
 
 from .cuda_parts import EDGE, Total, Value, stored_type
-from .cuda_tiles import _FLOATS, PAD, Matrix, factors_of, reduced_of
+from .cuda_tiles import _FLOATS, PAD, Matrix, factors_of, follow, reduced_of
 from .items import Draw, EdgeNumber, Folded, Item, Map, Operand, Reduce, RowRead
 from .lane_tables import runs_of
 
 if TYPE_CHECKING:
     from .cuda_code import _Writer
 
-MOST_COLUMNS, MOST_DEPTH = 128, 128
-MOST_SUMS = 16384  # of a sum over all edges, of which a warp has a quarter in its registers
+LEAST, MOST = 16, 128  # columns, and values of an edge
 WARPS = 4
 MOST_AT_ONCE = (
     64  # columns that are computed for all edges at once, so that rows of another width may be in their place
@@ -34,7 +33,8 @@ MOST_AT_ONCE = (
 
 @dataclass(eq=False)
 class Rows:
-    """A row of ``columns`` numbers for each edge of a window: when they are written, and read for the last time.
+    """A row of ``columns`` numbers for each edge of a window, and zeros up to ``padded``: when they are written, and
+    read for the last time.
     ``own``: whether each lane reads only what it would write. ``slot``: where they stand.
     """
 
@@ -49,9 +49,14 @@ class Rows:
     dtype: torch.dtype = torch.float32
 
     @property
+    def padded(self) -> int:
+        """What products read of a row."""
+        return padded(self.columns)
+
+    @property
     def step(self) -> int:
         """The numbers from one row to the next."""
-        return self.columns + PAD * 4 // self.dtype.itemsize
+        return self.padded + PAD * 4 // self.dtype.itemsize
 
     @property
     def floats(self) -> int:
@@ -91,7 +96,7 @@ class EdgeProduct:
     @property
     def halves(self) -> Optional[torch.dtype]:
         """The 16-bit type in which it may be computed, if there is one."""
-        return self.item.dtype if self.item.dtype.itemsize == 2 and self.values.numel % 32 == 0 else None
+        return self.item.dtype if self.item.dtype.itemsize == 2 and self.values.numel > 16 else None
 
 
 @dataclass(eq=False)
@@ -258,12 +263,17 @@ class EdgeProducts:
         """Whether there are products but those of features of edges, and their gradients, as cuda_tiles computes."""
         if any(not (_is_feature(o.left) or _is_feature(o.right)) for o in outers.values()):
             return True
-        items = []
-        for item in self.writer.stage.sources():
-            gradient = self.writer.tiles.gradient(item) if item in self.writer.stage.by_edge else None
-            items += [item] if gradient is None else [values for values, _ in gradient.terms]
+        by_edge = self.writer.stage.by_edge
+        items = [i for item in self.writer.stage.sources() for i in (self._terms(item) if item in by_edge else [item])]
         found = [self.products[id(i)] for i in _reached(items) if id(i) in self.products]
         return any(not _is_feature(p.values) for p in found)
+
+    def _terms(self, item: Item) -> list[Item]:
+        """Of a sum of products the values that are multiplied."""
+        base, _ = follow(item, np.arange(item.numel))
+        if isinstance(base, Map) and base.op == "add":
+            return [term for arg in base.args for term in self._terms(arg)]
+        return [self.products[id(base)].values if id(base) in self.products else item]
 
     def level(self, item: Item) -> int:
         """The phase in which an item can be computed."""
@@ -295,7 +305,7 @@ class EdgeProducts:
         if found is None:
             return None
         factors, (columns, depth) = found
-        if columns % 32 or depth % 16 or depth % self.writer.lanes or columns > MOST_COLUMNS or depth > MOST_DEPTH:
+        if min(columns, depth) < LEAST or max(columns, depth) > MOST or depth % self.writer.lanes:
             return None
         for (weights, of), (values, at) in (factors, factors[::-1]):
             if not (isinstance(weights, Operand) and weights.kind == "param" and self._fits(values)):
@@ -310,18 +320,18 @@ class EdgeProducts:
 
     def _outer(self, item: Item) -> Optional[Outer]:
         factors = factors_of(item, np.arange(item.numel))
-        if factors is None or item.numel > MOST_SUMS or item.numel % self.writer.lanes:
+        if factors is None:
             return None
         for (left, at), (right, of) in (factors, factors[::-1]):
             rows, columns = left.numel, right.numel
-            if rows % 32 or columns % 32 or rows * columns != item.numel or left is right:
+            if rows * columns != item.numel or left is right or min(rows, columns) <= LEAST:
                 continue
-            if rows > 128 or columns > 128 or rows % self.writer.lanes or columns % self.writer.lanes:
+            if max(rows, columns) > MOST or rows % self.writer.lanes or columns % self.writer.lanes:
                 continue
             both = self._fits(left) and self._fits(right)
             if both and len(np.unique(at * columns + of)) == item.numel:
                 rests = _rest(item, left), _rest(item, right)
-                return Outer(left, right, rests, item.dtype, _places(at, of, rows, columns))
+                return Outer(left, right, rests, item.dtype, _places(at, of, padded(rows), padded(columns)))
         return None
 
     def stage(self, item: Item) -> Staged:
@@ -365,7 +375,7 @@ class EdgeProducts:
             rows.last, rows.own = 3 * now, True
         rows.own &= rows.columns % self.writer.lanes == 0 and np.array_equal(table, self.own_table(rows.columns))
         names = []
-        for first, count in runs_of(table, rows.columns):
+        for first, count in runs_of(table, rows.step):
             name, place = self.writer.name("g"), self.writer.place(table[:, first : first + 1], count)
             kind = stored_type(rows.dtype)
             at = f"{rows.at('place_ + u')} + {place}"
@@ -380,7 +390,8 @@ class EdgeProducts:
             return None
         lanes = self.writer.lanes
         places = np.stack([outer.places // lanes, outer.places % lanes], 1)
-        outer.total = Total(item, item.numel // lanes, places, in_tiles=True)
+        columns = -(-padded(outer.left.numel) * padded(outer.right.numel) // lanes)
+        outer.total = Total(item, (columns + 3) // 4 * 4, places, in_tiles=True)
         return outer.total
 
     # Rows ------------------------------------------------------------------------------------------------------------
@@ -415,6 +426,11 @@ class EdgeProducts:
     def chooses(self, item: Map) -> bool:
         """Whether an item is computed as it usually is."""
         return id(item) in self.choices
+
+
+def padded(count: int) -> int:
+    """The columns or values of products of at least ``count``."""
+    return 16 if count <= 16 else (count + 31) // 32 * 32
 
 
 def _is_feature(item: Item) -> bool:

@@ -165,7 +165,9 @@ class _Assembly:
         finish, names = [], iter(products.finish)
         for total, value in self.totals:
             if value is None:
-                finish.append(f"{next(names)}.finish({self.output(total.item, 'float')});")
+                name, columns = next(names)
+                of_block = f", {columns * w.lanes}" if w.edge_products.used else ""
+                finish.append(f"{name}.finish({self.output(total.item, 'float')}{of_block});")
                 continue
             kind, name = value_type(total.item.dtype), w.name("a")
             if kind not in ("float", "double"):

@@ -31,7 +31,7 @@ class TileText:
         self.begin: list[str] = []
         self.choose: list[str] = []
         self.close: list[str] = []
-        self.finish: list[str] = []
+        self.finish: list[tuple[str, int]] = []  # with the columns of its parts
         self.registers = 0
 
     in_step = False  # warps do not wait for each other
@@ -142,7 +142,7 @@ class TileText:
                 f"{name}.template add<{rest(outer.values)}, {rest(features.operand)}>("
                 f"tile_rows + {self.rows[id(outer.values)].name}, tile_rows + k_{features.name});"
             )
-            self.finish.append(name)
+            self.finish.append((name, total.columns))
         self.close = lines
 
     def matrix(self, matrix: Matrix, columns: int, features: int, by: str) -> str:

@@ -19,7 +19,7 @@ import edgeless
 from edgeless.kernels import Store, compiled
 from edgeless.kernels.provider import kernel_named
 from edgeless.programs import worth
-from edgeless.programs.cuda_products import _places
+from edgeless.programs.cuda_products import _places, padded
 from edgeless.programs.cuda_walks import CudaWalk
 from edgeless.programs.spaces import Refused
 from edgeless.pyg import generated
@@ -97,12 +97,18 @@ def test_each_walk_is_one_pass_with_its_products(monkeypatch, name):
     assert [counts(each) for each in passes_of(monkeypatch, name, 64)] == FOUND[name]
 
 
-@pytest.mark.parametrize("width, dtype", [(64, torch.float64), (60, torch.float32)])
-def test_float64_and_other_widths_are_computed_by_each_lane(monkeypatch, width, dtype):
+@pytest.mark.parametrize("width", [50, 60])
+def test_other_widths_are_filled_up_with_zeros(monkeypatch, width):
+    assert [counts(each) for each in passes_of(monkeypatch, "max", width)] == FOUND["max"]
+    assert [padded(n) for n in (16, 17, 50, 64, 65)] == [16, 32, 64, 64, 96]
+
+
+@pytest.mark.parametrize("width, dtype", [(64, torch.float64), (12, torch.float32)])
+def test_float64_and_narrow_values_are_computed_by_each_lane(monkeypatch, width, dtype):
     assert all(counts(each) == (0, 0) for each in passes_of(monkeypatch, "max", width, dtype))
 
 
-@pytest.mark.parametrize("rows, columns", [(32, 32), (64, 64), (32, 64), (128, 64), (96, 32)])
+@pytest.mark.parametrize("rows, columns", [(32, 32), (64, 64), (32, 64), (128, 64), (96, 32), (128, 128)])
 def test_every_element_of_a_sum_has_a_place_of_its_own(rows, columns):
     row, column = (a.ravel() for a in np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"))
     assert sorted(_places(row, column, rows, columns)) == list(range(rows * columns))
@@ -146,6 +152,10 @@ ON_HOST = [
     ("filter", 64, 300, torch.float32),
     ("attention", 32, 300, torch.float32),
     ("PointNet", 64, 300, torch.float32),
+    ("max", 50, 300, torch.float32),
+    ("deep", 40, 300, torch.float32),
+    ("deep sum", 50, 300, torch.bfloat16),
+    ("filter", 48, 300, torch.float32),
 ]
 
 
@@ -194,7 +204,7 @@ def test_edges_that_are_equal_share_a_gradient(width):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("edges", [1, 33, 60_000])
-@pytest.mark.parametrize("width", [32, 64, 96, 128])
+@pytest.mark.parametrize("width", [32, 50, 64, 96, 128])
 @pytest.mark.parametrize("name", LAYERS)
 def test_products_agree_with_the_layer(name, width, edges):
     torch.manual_seed(1)
