@@ -8,6 +8,7 @@ slower.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -38,6 +39,7 @@ from edgeless.programs.layers import (
     write_back,
 )
 
+from . import forwards
 from .conv import _HOOKS, Scriptable, sizes_of
 from .convert import SPARSE, for_stock, kind_of
 from .messages import Call
@@ -51,6 +53,10 @@ _ORIGINAL = {
 PROGRAMS = ProgramCache()
 _NARROW = (torch.int32, torch.int64)
 _ONE_TENSOR = pytree.tree_flatten(torch.empty(0))[1]
+
+
+class NoProgram(Refused):
+    """A refusal that holds for every call of its kind."""
 
 
 class GeneratedLayer(Scriptable):
@@ -69,12 +75,21 @@ class GeneratedLayer(Scriptable):
         """The stock method's result, of which nothing but the result itself has a row for each edge."""
         return _run_step(self, "edge_updater", self._edge_user_args, edge_index, args, kwargs)
 
+    def forward(self, *args, **kwargs):
+        """The stock forward, whose tensors by edge are not written where it runs as a program."""
+        if compiling() or forwards.STATE.traced or type(forwards.LAYERS.get(self)) is str:
+            return super().forward(*args, **kwargs)
+        return forwards.run(self, super().forward, args, kwargs)
+
     def _explanation(self, inputs: tuple, kwargs: dict, plan: bool) -> Explanation:
         """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
         name = type(self).__name__
         layer = copy.deepcopy(self)
         with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
             layer(*inputs, **kwargs)
+        if forwards.runs_whole(layer):  # from the next call on
+            with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
+                layer(*inputs, **kwargs)
         told = [explanation for of, explanation in calls if isinstance(of, GeneratedLayer)]
         reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
         if not told:
@@ -201,7 +216,8 @@ def _scriptable(cls: type) -> type:
 
 
 def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
-    if not args and not compiling():
+    traced = forwards.STATE.traced
+    if not args and not compiling() and not traced:
         known = recall(layer, step, edge_index, kwargs, PROGRAMS)
         if known is not None and _may_run_again(*known, kwargs):
             recalled, graph, tensors = known
@@ -210,6 +226,8 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
             ran_generated(layer, program.how, program.text)
             return _results(layer, tensors, program, values)
     method = stock_step(layer, step)
+    if traced:
+        return method(layer, edge_index, *args, **kwargs)
     if compiling():
         note_trace(type(layer), False)
         return method(layer, edge_index, *args, **kwargs)
@@ -260,16 +278,39 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
     size = counts if counts is not None else sizes_of(size) if size is not None else None
     if step == "edge_updater":
         size = counts
-    num_edges = edge_index.size(1)
-    if choice == "auto":
-        worth.refuse_small(num_edges, kwargs, edge_index.device)
-    if num_edges < 1:
-        raise Refused("there are no edges")
     if not isinstance(size, (tuple, list, type(None))) or any(
         isinstance(n, torch.SymInt) for n in size or () if n is not None
     ):
         raise Refused("the sizes are no numbers")
-    call = Call(layer, method, names, num_edges, size, kwargs)
+
+    def make(num_edges: int) -> Call:
+        return Call(layer, method, names, num_edges, size, kwargs)
+
+    call, program, values = run_call(layer, step, given, edge_index, kwargs, make, written_size)
+    return _results(layer, call.tensors, program, values), program
+
+
+def run_call(layer, step: str, given, edge_index: Tensor, kwargs: dict, make: Callable, written_size) -> tuple:
+    """Runs a call as a program; returns the call, the program and its results.
+
+    Args:
+        given: the edges as the layer has got them.
+        edge_index: the edges as a tensor.
+        make: makes the :class:`Call` from the number of edges.
+        written_size: the argument ``size`` as it was given.
+
+    Raises:
+        NoProgram: no call of this kind has a program.
+        Refused: this one runs by the stock method.
+    """
+    choice, num_edges = generate_choice(), edge_index.size(1)
+    if step == "forward":
+        _check_state(layer, step, choice)
+    if choice == "auto":
+        worth.refuse_small(num_edges, kwargs, edge_index.device)
+    if num_edges < 1:
+        raise Refused("there are no edges")
+    call = make(num_edges)
     if call.device != edge_index.device or any(t.device != call.device for t in call.tensors):
         raise Refused("the tensors are on several devices")
     if min(call.counts) < 1:
@@ -280,6 +321,8 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
             raise Refused(reason)
     if torch.is_grad_enabled() and any(t.is_inference() for t in call.tensors):
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
+    if step == "propagate":
+        forwards.notice(layer, call)
     remembering = Remembering(call, layer, step)
     key = remembering.key()
     if key not in PROGRAMS:
@@ -288,7 +331,13 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         if choice == "auto" and not looks_ahead():
             worth.refuse_early(layer, num_edges, kwargs, call.device)
         check_settled(layer)
-    program = PROGRAMS.get(key, call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form)
+    try:
+        program = PROGRAMS.get(
+            key, call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form
+        )
+    except Refused as error:
+        raise NoProgram(str(error)) from error
+    program.whole = step == "forward"
     if num_edges < program.least_edges:
         raise Refused("a norm over one edge is an error of the layer's")
     if program.landing is None and choice == "land":
@@ -304,7 +353,7 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
         raise Refused("a node without edges has features that are not finite, which gradients of weights would be")
     values = program(graph, call.tensors)
     remembering.keep(given, written_size, choice, program, PROGRAMS)
-    return _results(layer, call.tensors, program, values), program
+    return call, program, values
 
 
 def _may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict) -> bool:
@@ -341,7 +390,7 @@ def _check_state(layer, step: str, choice: str) -> None:
     if any(map(layer.__dict__.get, _HOOKS)):
         raise Refused("a message passing hook is registered")
     refuse_modes()
-    if _overrides(type(layer), step):
+    if step != "forward" and _overrides(type(layer), step):
         raise Refused(f"{step}() is overridden")
 
 
@@ -365,12 +414,12 @@ def _plain_edges(layer, edge_index, kwargs: dict, names) -> tuple[Tensor, Option
     if isinstance(edge_index, EdgeIndex):
         if layer.fuse and layer.SUPPORTS_FUSED_EDGE_INDEX:
             raise Refused("edge_index is an EdgeIndex, for which the layer has its own message_and_aggregate()")
-        return _checked(edge_index.as_tensor()), (edge_index.num_rows, edge_index.num_cols), kwargs
+        return checked(edge_index.as_tensor()), (edge_index.num_rows, edge_index.num_cols), kwargs
     if kind_of(edge_index) in SPARSE:
         return _edges_of_matrix(layer, edge_index, dict(kwargs), names)
     if not isinstance(edge_index, Tensor):
         raise Refused(f"edge_index is a {type(edge_index).__name__}")
-    return _checked(edge_index), None, kwargs
+    return checked(edge_index), None, kwargs
 
 
 def _edges_of_matrix(layer, adj_t, kwargs: dict, names):
@@ -390,7 +439,7 @@ def _edges_of_matrix(layer, adj_t, kwargs: dict, names):
     return torch.stack((col, row)), (adj_t.size(1), adj_t.size(0)), kwargs
 
 
-def _checked(edge_index: Tensor) -> Tensor:
+def checked(edge_index: Tensor) -> Tensor:
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise Refused("edge_index is no plain tensor of shape [2, E]")
     if edge_index.dtype not in _NARROW:

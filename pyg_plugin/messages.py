@@ -202,6 +202,9 @@ class Call:
 
     # The stock method as a function ---------------------------------------------------------------------------------
 
+    def _stock(self, ends: Tensor, sizes: Sizes, kwargs: dict[str, Any]) -> Any:
+        return self.method(self.layer, ends, size=(sizes.sources, sizes.destinations), **kwargs)
+
     def run(self, sizes: Sizes, ends: Tensor, ids: Tensor, seed: Tensor, *tensors: Tensor) -> tuple:
         """The stock method's results for other tensors, then the tensors that it writes into attributes.
 
@@ -225,7 +228,7 @@ class Call:
                 module.__dict__[name] = tensor
             expected = [dict(module.__dict__) for module in modules]
             with stateless._reparametrize_module(layer, state, tie_weights=True):
-                out = self.method(layer, ends, size=(sizes.sources, sizes.destinations), **kwargs)
+                out = self._stock(ends, sizes, kwargs)
             self.writes, written = [], []
             for (path, module), old in zip(layer.named_modules(), expected):
                 for name, new in module.__dict__.items():
