@@ -8,6 +8,7 @@ slower.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -35,7 +36,7 @@ from edgeless.programs.layers import (
     write_back,
 )
 
-from . import edge_values
+from . import edge_values, forwards
 from .conv import _HOOKS, Scriptable, sizes_of
 from .convert import for_stock, kind_of
 from .edge_values import EdgeValue
@@ -50,6 +51,10 @@ _ORIGINAL = {
 }
 PROGRAMS = ProgramCache()
 _ONE_TENSOR = pytree.tree_flatten(torch.empty(0))[1]
+
+
+class NoProgram(Refused):
+    """A refusal that holds for every call of its kind."""
 
 
 class GeneratedLayer(Scriptable):
@@ -73,6 +78,12 @@ class GeneratedLayer(Scriptable):
         """The stock method's result, of which nothing but the result itself has a row for each edge."""
         return _run_step(self, "edge_updater", self._edge_user_args, edge_index, args, kwargs)
 
+    def forward(self, *args, **kwargs):
+        """The stock forward, whose tensors by edge are not written where it runs as a program."""
+        if compiling() or forwards.STATE.traced or type(forwards.LAYERS.get(self)) is str:
+            return super().forward(*args, **kwargs)
+        return forwards.run(self, super().forward, args, kwargs)
+
     def _explanation(self, inputs: tuple, kwargs: dict, plan: bool) -> Explanation:
         """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
         name = type(self).__name__
@@ -82,6 +93,9 @@ class GeneratedLayer(Scriptable):
                 layer(*inputs, **kwargs)
                 calls.clear()
             layer(*inputs, **kwargs)
+        if forwards.runs_whole(layer):  # from the next call on
+            with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
+                layer(*inputs, **kwargs)
         told = [explanation for of, explanation in calls if isinstance(of, GeneratedLayer)]
         reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
         if not told:
@@ -212,6 +226,8 @@ def _scriptable(cls: type) -> type:
 
 
 def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
+    if forwards.STATE.traced:
+        return stock_step(layer, step)(layer, edge_index, *args, **kwargs)
     scope = None if compiling() else edge_values.scope_of(layer)
     if scope is None:
         return _run_alone(layer, step, names, edge_index, args, kwargs)
@@ -324,20 +340,57 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, def
     size = counts if counts is not None else sizes_of(size) if size is not None else None
     if step == "edge_updater":
         size = counts
-    num_edges = edge_index.size(1)
-    if choice == "auto":
-        worth.refuse_small(num_edges, kwargs, edge_index.device, width)
-    if num_edges < 1:
-        raise Refused("there are no edges")
     if not isinstance(size, (tuple, list, type(None))) or any(
         isinstance(n, torch.SymInt) for n in size or () if n is not None
     ):
         raise Refused("the sizes are no numbers")
-    if parts:
+
+    def make(num_edges: int) -> Call:
+        if not parts:
+            return Call(layer, method, names, num_edges, size, kwargs)
         edge_update = stock_step(layer, "edge_updater")
-        call = JoinedCall(layer, method, names, num_edges, size, kwargs, edge_update, layer._edge_user_args, parts)
-    else:
-        call = Call(layer, method, names, num_edges, size, kwargs)
+        return JoinedCall(layer, method, names, num_edges, size, kwargs, edge_update, layer._edge_user_args, parts)
+
+    options = {"defer": defer, "width": width, "parts": parts}
+    return run_call(layer, step, given, edge_index, kwargs, make, written_size, **options)
+
+
+def run_call(
+    layer,
+    step: str,
+    given,
+    edge_index: Tensor,
+    kwargs: dict,
+    make: Callable,
+    written_size,
+    *,
+    defer=None,
+    width: int = 1,
+    parts=(),
+) -> Any:
+    """Runs a call as a program; returns the stock method's result.
+
+    Args:
+        given: the edges as the layer has got them.
+        edge_index: the edges as a tensor.
+        make: makes the :class:`Call` from the number of edges.
+        written_size: the argument ``size`` as it was given.
+        defer: of a call of ``edge_updater()``, puts it off and returns its values to be, or None.
+        width: the most numbers that the layer has had for an edge elsewhere.
+        parts: the calls of ``edge_updater()`` that are joined with this one.
+
+    Raises:
+        NoProgram: no call of this kind has a program.
+        Refused: this one runs by the stock method.
+    """
+    choice, num_edges = generate_choice(), edge_index.size(1)
+    if step == "forward":
+        _check_state(layer, step, choice)
+    if choice == "auto":
+        worth.refuse_small(num_edges, kwargs, edge_index.device, width)
+    if num_edges < 1:
+        raise Refused("there are no edges")
+    call = make(num_edges)
     if call.device != edge_index.device or any(t.device != call.device for t in call.tensors):
         raise Refused("the tensors are on several devices")
     if min(call.counts) < 1:
@@ -350,6 +403,8 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, def
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
     if parts and not all(_is_as_deferred(call, part) for part in parts):
         raise Refused("the layer has changed since its edge_updater() was called")
+    if step == "propagate" and not parts:
+        forwards.notice(layer, call)
     remembering = Remembering(call, layer, step, "joined" if parts else step)
     key = remembering.key()
     if key not in PROGRAMS:
@@ -358,7 +413,13 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, def
         if choice == "auto" and not looks_ahead():
             worth.refuse_early(layer, num_edges, kwargs, call.device, width)
         check_settled(layer)
-    program = PROGRAMS.get(key, call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form)
+    try:
+        program = PROGRAMS.get(
+            key, call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form
+        )
+    except Refused as error:
+        raise NoProgram(str(error)) from error
+    program.whole = step == "forward"
     if num_edges < program.least_edges:
         raise Refused("a norm over one edge is an error of the layer's")
     if program.landing is None and choice == "land":
@@ -419,7 +480,7 @@ def _check_state(layer, step: str, choice: str) -> None:
     if any(map(layer.__dict__.get, _HOOKS)):
         raise Refused("a message passing hook is registered")
     refuse_modes(edge_values.watches())
-    if _overrides(type(layer), step):
+    if step != "forward" and _overrides(type(layer), step):
         raise Refused(f"{step}() is overridden")
 
 

@@ -22,12 +22,12 @@ def plain_edges(layer, edge_index, kwargs: dict, names) -> tuple[Tensor, Optiona
     if isinstance(edge_index, EdgeIndex):
         if layer.fuse and layer.SUPPORTS_FUSED_EDGE_INDEX:
             raise Refused("edge_index is an EdgeIndex, for which the layer has its own message_and_aggregate()")
-        return _checked(edge_index.as_tensor()), (edge_index.num_rows, edge_index.num_cols), kwargs
+        return checked(edge_index.as_tensor()), (edge_index.num_rows, edge_index.num_cols), kwargs
     if kind_of(edge_index) in SPARSE:
         return _edges_of_matrix(layer, edge_index, dict(kwargs), names)
     if not isinstance(edge_index, Tensor):
         raise Refused(f"edge_index is a {type(edge_index).__name__}")
-    return _checked(edge_index), None, kwargs
+    return checked(edge_index), None, kwargs
 
 
 def _edges_of_matrix(layer, adj_t, kwargs: dict, names):
@@ -47,7 +47,8 @@ def _edges_of_matrix(layer, adj_t, kwargs: dict, names):
     return torch.stack((col, row)), (adj_t.size(1), adj_t.size(0)), kwargs
 
 
-def _checked(edge_index: Tensor) -> Tensor:
+def checked(edge_index: Tensor) -> Tensor:
+    """``edge_index``, if it is a plain tensor ``[2, E]`` of ids."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise Refused("edge_index is no plain tensor of shape [2, E]")
     if edge_index.dtype not in _NARROW:

@@ -38,7 +38,6 @@ class Run(torch.autograd.Function):
         values = program.computed(tensors, graph, given, options)
         count = len(program.outputs)
         ctx.program, ctx.graph, ctx.options, ctx.count = program, graph, options, len(tensors)
-        ctx.given_tensors = {i for i, t in enumerate(tensors) if t is not None}
         if program.backward is not None:
             kept = [t if i in program.reads else None for i, t in enumerate(tensors)]
             for position in program.written:  # the caller writes the new value there before the backward
@@ -92,11 +91,11 @@ def _by_program(ctx, tensors: list, cotangents: Sequence[Tensor], saved: Sequenc
 
     program, graph = ctx.program, ctx.graph
     executed = _executed(ctx)
-    chosen = [p for p, d in zip(program.wanted, program.depends) if d and executed.get(p, True)]
+    chosen = [p for p, d in zip(program.wanted, program.depends) if d and executed[p]]
     again = [program.wanted, [ctx.count + i for i, c in enumerate(cotangents) if c.requires_grad]]
     try:
         found = derivative_of(program, chosen, [*again[0], *again[1]], [*tensors, *cotangents])
-        refuse_now(found, graph, ctx.options["compiled"])
+        refuse_now(found, program, graph, ctx.options["compiled"])
     except Refused as error:
         from ..layers.calls import ran_stock
 
@@ -110,18 +109,18 @@ def _by_program(ctx, tensors: list, cotangents: Sequence[Tensor], saved: Sequenc
     return grads
 
 
-def _executed(ctx) -> dict[int, bool]:
-    """For arguments by position, whether the gradient is asked for: a force needs none of parameters."""
-    executed = {}
-    nodes = iter(node for node, _ in ctx.next_functions)
-    for position in range(ctx.count):
-        if position in ctx.given_tensors:
-            node = next(nodes)
-            try:
-                executed[position] = node is not None and torch._C._will_engine_execute_node(node)
-            except (RuntimeError, AttributeError):  # a leaf whose gradient is asked for, or another version of torch
-                executed[position] = True
-    return executed
+def _executed(ctx) -> list[bool]:
+    """For each argument, whether its gradient is asked for: a force needs none of parameters."""
+    if len(ctx.next_functions) != ctx.count:  # some arguments are no tensors
+        return [True] * ctx.count
+    return [node is not None and _will_run(node) for node, _ in ctx.next_functions]
+
+
+def _will_run(node) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except (RuntimeError, AttributeError):  # a leaf whose gradient is asked for, or another version of torch
+        return True
 
 
 def _by_plain_ops(program: Program, graph: Graph, tensors, cotangents) -> list[Tensor | None]:

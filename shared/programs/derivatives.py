@@ -126,14 +126,18 @@ def _examples(program: Program, tensors: Sequence[Any]) -> list[Argument]:
     return [Argument(value, a.space, a.written, name=a.name) for a, value in zip(described, values)]
 
 
-def refuse_now(derivative: Derivative, graph: Graph, compiled: bool) -> None:
+def refuse_now(derivative: Derivative, program: Program, graph: Graph, compiled: bool) -> None:
     """Refuses a derivative where ops over all edges are faster, or would find other extrema.
 
     Args:
+        program: what it is the derivative of.
         compiled: whether the program's own walks ran as compiled code where they have it.
     """
     ready = derivative.ready(graph)
     if derivative.divides_extrema and compiled and not ready:
         raise Refused("walks of a minimum's or maximum's second derivatives are not compiled as those of its forward")
-    if generate_choice() == "auto" and not ready and graph.num_edges * derivative.width < worth.INTERPRETED:
+    if generate_choice() != "auto":
+        return
+    if not ready and graph.num_edges * derivative.width < worth.INTERPRETED:
         raise Refused("the walks of its second derivatives are not compiled")
+    worth.refuse_products(program, graph)

@@ -19,7 +19,7 @@ from .blocks import Interpreter, call_whole
 from .kept_sums import use_kept_sums
 from .passes import rewrite
 from .recording import Ops
-from .rules import Inference, space_of, value_of
+from .rules import Inference, name_of, shape_of, space_of, value_of
 from .schedule import Schedule, Walk, is_fold, is_total, operands, schedule, steps_text, values_text
 from .spaces import EDGE, FIRST, Argument, Refused, Sizes
 from .tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
@@ -46,9 +46,11 @@ class Program:
         notes: what the passes did, in words.
         form: what the caller keeps with the program.
         landing: the existing op that computes it, or None.
+        whole: whether it computes what a layer would do by edge before and after its messages.
     """
 
     is_gradient = False  # whether its results are gradients of another program
+    whole = False
 
     def __init__(
         self, function: Callable, arguments: Sequence[Argument], one_set: bool, receiving: int, wanted: Sequence[int]
@@ -150,6 +152,13 @@ class Program:
         """The most numbers that a value has for an edge."""
         sizes = [value_of(n) for n in self.module.graph.nodes if n.op != "output" and _is_by_edge(n)]
         return max((v.numel() // self.sizes.edges for v in sizes if isinstance(v, Tensor)), default=0)
+
+    @functools.cached_property
+    def products(self) -> float:
+        """How many multiplications of products by edge there are for each of the numbers of :attr:`width`."""
+        made = [n for n in self.module.graph.nodes if name_of(n) in ("mm", "addmm") and _is_by_edge(n)]
+        work = sum(value_of(n).numel() // self.sizes.edges * shape_of(n.args[-1])[0] for n in made)
+        return work / max(self.width, 1)
 
     def walks(self) -> list[Walk]:
         """The walks of the forward and of the backward."""

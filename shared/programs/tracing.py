@@ -40,6 +40,7 @@ _DECOMPOSITIONS = get_decompositions(
 )
 _DECOMPOSITIONS[aten.copy.default] = lambda base, rows, non_blocking=False: rows.to(base.dtype).expand(base.shape)
 _DECOMPOSITIONS[aten.fill.Scalar] = torch.full_like
+_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _SAME = (aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.lift.default)
 
 
@@ -199,6 +200,8 @@ def trace_gradients(
     for node in traced.graph.nodes:
         if node.target is ops.stop:
             node.target = aten.detach.default
+        elif node.target in _RESHAPES and -1 in node.args[1]:  # which rows without edges leave open
+            node.args = (node.args[0], list(node.meta["val"].shape))
     return traced, list(depends), list(differentiable)
 
 

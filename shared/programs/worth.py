@@ -30,6 +30,8 @@ AT_ONCE = 1 << 28
 # On CUDA walks with more sums over all edges, or more results, than those of GINEConv and GENConv were measured slower,
 # but for those that tensor cores compute (0075).
 MOST_SUMS, MOST_SINKS = 1 << 11, 4
+# Products by edge that are computed again in each pass cost the CPU more than edge tensors in its caches (0078).
+MANY_PRODUCTS, LEAST_OF_PRODUCTS = 64, 1 << 23
 _HOOKED = "saved tensors have hooks, under which a call that is repeated must run the same way"
 UNMEASURED = ", of which no times are known (0077)"
 ANYWAY = " (EDGELESS_GENERATE=on runs it all the same)"
@@ -93,6 +95,8 @@ def refuse_slow(program, graph: Graph, width: int = 1) -> None:
         raise Refused(f"{_HOOKED}{ANYWAY}")
     if program.landing is not None:
         return
+    if program.whole:
+        refuse_products(program, graph)
     if graph.device.type == "cuda":
         if not program.ready(graph):
             raise Refused(f"some of its walks have no generated kernels{ANYWAY}")
@@ -110,6 +114,16 @@ def refuse_slow(program, graph: Graph, width: int = 1) -> None:
         raise Refused(
             f"its walks are not compiled, and {graph.num_edges} edges with {width} numbers each are fewer than "
             f"the {INTERPRETED} from which they are faster{ANYWAY}"
+        )
+
+
+def refuse_products(program, graph: Graph) -> None:
+    """Refuses what computes products by edge again and again where tensors of the edges stay in the CPU's caches."""
+    numbers = graph.num_edges * program.width
+    if graph.device.type == "cpu" and program.products > MANY_PRODUCTS and numbers < LEAST_OF_PRODUCTS:
+        raise Refused(
+            f"{graph.num_edges} edges with {program.width} numbers each and {program.products:.0f} multiplications for "
+            f"each are fewer than the {LEAST_OF_PRODUCTS} numbers from which computing them again is faster{ANYWAY}"
         )
 
 

@@ -18,9 +18,10 @@ from torch_geometric.utils import softmax
 import edgeless
 import edgeless.pyg.nn as fused
 from edgeless.layers.calls import recording
-from edgeless.pyg import generated
+from edgeless.pyg import forwards, generated
 
 STOCK = ("SimpleConv mul",)  # the gradient of a product
+WHOLE = ("HEATConv", "CFConv", "ViS_MP")  # make tensors by edge before they propagate
 LANDED = {
     "SimpleConv": "spmm",
     "ChebConv": "spmm",
@@ -76,6 +77,9 @@ def test_parity_with_one_program(name, mode, monkeypatch):
     monkeypatch.setenv("EDGELESS_COMPILE_WALKS", mode)
     layer, ours, args, kwargs = case(name)
     _, calls = recorded(ours, *args, **kwargs)
+    assert any(said == forwards.NEXT for said, _ in calls) == (name in WHOLE)
+    if name in WHOLE:
+        _, calls = recorded(ours, *args, **kwargs)
     assert calls and all(ran for _, ran in calls) == (name not in STOCK), calls
     if name in LANDED:
         assert {said for said, _ in calls} == {f"landed on {LANDED[name]}"}

@@ -20,7 +20,7 @@ SECOND = [name for name in CASES if name not in ("GPSConv",)]  # whose inputs ar
 WHOLE = {  # without a program of their own, as landed or stock
     *("SimpleConv", "SimpleConv mul", "ChebConv", "GatedGraphConv", "TAGConv", "SGConv", "SSGConv", "APPNP", "MFConv"),
     *("SignedConv", "HypergraphConv", "HypergraphConv attention", "LEConv", "ClusterGCNConv", "GCN2Conv"),
-    *("WLConvContinuous", "PDNConv", "LGConv", "MixHopConv", "HANConv", "DirGNNConv", "HeteroConv", "AttentiveFP"),
+    *("WLConvContinuous", "PDNConv", "LGConv", "MixHopConv", "HANConv", "DirGNNConv"),
     "LEConv reverse",
 }
 FEW = ["ResGatedGraphConv attr", "GINEConv", "CGConv", "GENConv softmax", "EdgeConv", "FiLMConv"]
