@@ -110,9 +110,8 @@ class Sizes:
         nodes, edges = self.waste
         count = sum(self.batches.values())
         of = f"of {count} batches" if count else "expected"
-        lines = [
-            f"{len(self.sizes)} sizes, {100 * nodes:.1f} % of nodes and {100 * edges:.1f} % of edges padding, {of}"
-        ]
+        sizes = f"{len(self.sizes)} size{'s' * (len(self.sizes) != 1)}"
+        lines = [f"{sizes}, {100 * nodes:.1f} % of nodes and {100 * edges:.1f} % of edges padding, {of}"]
         lines += [f"  {size.nodes} nodes, {size.edges} edges, {size.graphs} more graphs" for size in self.sizes]
         return "\n".join(lines + ([f"  {self.too_large} batches were larger"] if self.too_large else []))
 

@@ -34,6 +34,14 @@ def test_the_readme_has_the_figures_of_the_measured_demo(root):
         assert re.search(rf"^\| .* \| {theirs} \| {ours} \| {less}", readme, re.MULTILINE), (theirs, ours, less)
 
 
+@pytest.mark.parametrize("module", ["edgeless", "edgeless.padding"])
+def test_the_reference_has_every_public_name(root, module):
+    """The other modules are listed there as a whole."""
+    listed = set(re.findall(r"auto(?:function|class|exception):: (\S+)", (root / "docs" / "reference.md").read_text()))
+    found = importlib.import_module(module)
+    assert {f"{module}.{name}" for name in found.__all__ if callable(getattr(found, name))} - listed == set()
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_to_files_lead_somewhere(root, document):
     text = (root / document).read_text()

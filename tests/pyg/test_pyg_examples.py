@@ -6,7 +6,12 @@ import re
 
 import example_scripts
 import pytest
+import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GATv2Conv, global_mean_pool
 
 import edgeless
 
@@ -87,3 +92,31 @@ def test_minibatches_under_ddp(tmp_path):
 def test_the_page_of_tasks_runs(fresh_dynamo):
     edgeless.report(reset=True)
     assert example_scripts.run_page("how-to/pyg.md") >= 8
+
+
+class OnMolecules(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = GATv2Conv(4, 8, add_self_loops=False), torch.nn.BatchNorm1d(8)
+        self.head = torch.nn.Linear(8, 1)
+
+    def forward(self, batch):
+        x = self.norm(self.conv(batch.x, batch.edge_index)).relu()
+        return self.head(global_mean_pool(x, batch.batch, batch.num_graphs))
+
+
+def test_the_page_of_small_graphs_runs():
+    graphs = [Data(torch.randn(6, 4), torch.randint(6, (2, 12)), y=torch.randn(1, 1)) for _ in range(8)]
+    model = OnMolecules()
+    optimizer = torch.optim.Adam(model.parameters())
+    given = {
+        "edgeless": edgeless,
+        "torch": torch,
+        "F": F,
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer),
+        "dataset": graphs,
+        "loader": DataLoader(graphs, 4),
+    }
+    assert example_scripts.run_page("small-graphs.md", given) >= 2

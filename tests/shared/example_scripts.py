@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Optional
 
 import psutil
 from processes import forking
@@ -37,10 +38,14 @@ def run(name: str, folder: Path, processes: int = 1) -> str:
     return printed
 
 
-def run_page(page: str) -> int:
-    """Runs the Python blocks of a page of docs/ one after the other in one module; returns their number."""
-    text = (EXAMPLES.parent / "docs" / page).read_text()
-    module: dict = {}
+def run_page(page: str, given: Optional[dict[str, Any]] = None) -> int:
+    """Runs the Python blocks of a page of docs/ one after the other in one module; returns their number.
+
+    Args:
+        given: what the page takes as there, by name. What it puts on a GPU stays on the CPU.
+    """
+    text = (EXAMPLES.parent / "docs" / page).read_text().replace('"cuda"', '"cpu"')
+    module = dict(given or {})
     found = re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     blocks = [(match.start(1), match[1]) for match in found]
     for start, block in blocks:

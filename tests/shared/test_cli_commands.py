@@ -139,8 +139,9 @@ def test_every_layer_of_the_demo_trains_to_the_stock_loss(monkeypatch, framework
 
 
 @pytest.mark.skipif("pyg" not in FRAMEWORKS, reason="needs PyG")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize(("layer", "molecules"), [("gatv2", True), ("gin", True), ("own-attention", False)])
-def test_molecules_and_own_messages_train_to_the_stock_loss(monkeypatch, layer, molecules):
+def test_molecules_and_own_messages_train_to_the_stock_loss(monkeypatch, layer, molecules, device):
     from edgeless.tools.demo import train
 
     monkeypatch.setenv("EDGELESS_GENERATE", "on")
@@ -149,7 +150,7 @@ def test_molecules_and_own_messages_train_to_the_stock_loss(monkeypatch, layer, 
     if molecules:
         source = {"kind": "molecules", "options": {"count": 300}}  # of 150 for training the second batch is short
     sizes = {"hidden": 4, "heads": 2, "dropout": 0.0, "lr": 0.002, "weight_decay": 0.0, "epochs": 3}
-    config = {"data": source, "device": "cpu", "threads": 1, "seed": 0, "seeds": 1, **sizes}
+    config = {"data": source, "device": device, "threads": 1, "seed": 0, "seeds": 1, **sizes}
     edgeless.report(reset=True)
     for side in ("stock", "edgeless"):
         monkeypatch.setattr(train, "emit", lambda kind, side=side, **fields: results.update({side: fields}))
