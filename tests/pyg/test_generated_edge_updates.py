@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 
 import pytest
 import torch
 import torch_geometric.nn as stock
 from generated_cases import E, Inputs, N, compare, error
+from on_host import running
 from test_generated_layers import recorded
 from torch import nn
 from torch.nn import functional as F
@@ -311,15 +313,17 @@ def pair_of(cls):
     return theirs, ours, (GIVEN.wide if cls is GATEConv else GIVEN.x, GIVEN.edge_index, GIVEN.attr)
 
 
-@pytest.mark.parametrize("cls", [*JOINED, *APART])
-@pytest.mark.parametrize("walks", ["off", "now"])
-def test_parity_at_every_call(cls, walks, monkeypatch):
-    monkeypatch.setenv("EDGELESS_COMPILE_WALKS", walks)
+@pytest.mark.parametrize(
+    "walks, cls",
+    [*product(("off", "now"), [*JOINED, *APART]), *product(("host",), [Attention, Returned, Pairs, Chained, GATEConv])],
+)
+def test_parity_at_every_call(walks, cls):
     theirs, ours, args = pair_of(cls)
-    for _ in range(3):
-        compare(theirs, ours, args)
-    with torch.no_grad():
-        compare(theirs.eval(), ours.eval(), [a.detach() for a in args])
+    with running(walks):
+        for _ in range(3):
+            compare(theirs, ours, args)
+        with torch.no_grad():
+            compare(theirs.eval(), ours.eval(), [a.detach() for a in args])
 
 
 @pytest.mark.parametrize("cls", [WritesRows, WritesOut])
