@@ -14,6 +14,7 @@ from on_host import running
 from test_generated_layers import recorded
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.models.attentive_fp import GATEConv
 from torch_geometric.utils import scatter, softmax
 
@@ -426,6 +427,19 @@ def test_by_default_narrow_values_are_part_of_a_wide_sum(monkeypatch):
         compare(theirs, ours, args)
     _, calls = recorded(ours, *args)
     assert [ran for _, ran in calls] == [True] and "joined" in recalled._calls[ours]
+
+
+def test_a_checkpoint_repeats_a_call_as_it_was(monkeypatch):
+    for name, value in (("TINY", 1), ("LEAST", {"cpu": 8 * E}), ("INTERPRETED", 8 * E)):
+        monkeypatch.setattr(worth, name, value)
+    for choice in ("auto", "on"):
+        monkeypatch.setenv("EDGELESS_GENERATE", choice)
+        theirs, ours, args = pair_of(Attention)
+        generated.PROGRAMS.clear()
+        right = torch.autograd.grad(theirs(*args).square().sum(), theirs.lin.weight)[0]
+        for _ in range(3):
+            out = checkpoint(ours, *args, use_reentrant=False)
+            assert error(torch.autograd.grad(out.square().sum(), ours.lin.weight)[0], right) < 1e-10
 
 
 def test_explain_says_that_one_program_runs():
