@@ -373,6 +373,19 @@ def test_a_known_call_that_goes_on_with_another_parameter():
         assert all(error(a, b) < 1e-10 for a, b in zip(found[:4], found[4:], strict=True))
 
 
+def test_a_known_call_whose_values_were_made_without_gradients():
+    class Stops(Attention):
+        def forward(self, x, edge_index, edge_attr, gradients):
+            x, scores = self.rows(x)
+            with torch.set_grad_enabled(gradients):
+                alpha = self.edge_updater(edge_index, scores=scores, edge_attr=edge_attr)
+            return self.end(x, edge_index, alpha)
+
+    theirs, ours, args = pair_of(Stops)
+    for gradients in (True, True, False, False, True):
+        compare(theirs, ours, (*args, gradients))
+
+
 def test_sums_of_the_same_values_draw_dropouts_of_their_own():
     class Drops(Attention):
         def end(self, x, edge_index, alpha):
