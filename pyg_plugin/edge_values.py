@@ -24,6 +24,7 @@ from edgeless.graph.handle import Graph
 from edgeless.layers.calls import ran_generated
 from edgeless.programs import EDGE, FIRST
 from edgeless.programs.in_place import writes, writes_inside
+from edgeless.programs.worth import are_hooked
 
 _INFO = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_sparse")),
@@ -141,6 +142,7 @@ class Pending:
             with torch.set_grad_enabled(self._grad):
                 self.values = self.program(self.graph, self.tensors, self.seed())
             ran_generated(self.layer, self.program.how, self.program.text)
+            self.kwargs, self.tensors, self.read = {}, [], []
         return self.values
 
 
@@ -229,7 +231,7 @@ class Scope:
 
     def width(self) -> int:
         """How many it had in the last one, which an ``edge_updater()`` may become a part of."""
-        return _widths.get(self.layer, 1)
+        return 1 if are_hooked() else _widths.get(self.layer, 1)  # a call that is repeated must not know more
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:

@@ -246,7 +246,9 @@ def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) ->
 
 
 def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, scope=None) -> Any:
-    defer, width = (None, 1) if scope is None or step != "edge_updater" else (scope.defer, scope.width())
+    defer, width = None, 1
+    if scope is not None and step == "edge_updater" and _may_be_deferred(edge_index):
+        defer, width = scope.defer, scope.width()
     if not args and not compiling():
         known = recall(layer, step, edge_index, kwargs, PROGRAMS)
         if known is not None and _may_run_again(*known, kwargs, width):
@@ -277,6 +279,11 @@ def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, s
         if refused not in (REFERENCE, OFF):
             add_call(error, layer, {"edge_index": edge_index, **kwargs}, (refused,))
         raise
+
+
+def _may_be_deferred(edge_index) -> bool:
+    """Whether an ``edge_updater()`` of a graph may be left for later; on CUDA, where it was not measured, not yet."""
+    return type(edge_index) is Tensor and (edge_index.device.type != "cuda" or generate_choice() != "auto")
 
 
 def _run_joined(layer, names, edge_index, kwargs: dict) -> Any:
@@ -403,7 +410,7 @@ def run_call(
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
     if parts and not all(_is_as_deferred(call, part) for part in parts):
         raise Refused("the layer has changed since its edge_updater() was called")
-    if step == "propagate" and not parts:
+    if step == "propagate" and not _updates_edges(layer):  # whose values by edge are part of the program otherwise
         forwards.notice(layer, call)
     remembering = Remembering(call, layer, step, "joined" if parts else step)
     key = remembering.key()

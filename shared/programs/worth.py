@@ -72,7 +72,7 @@ def _refuse_fewer(num_edges: int, width: int, device: torch.device) -> None:
 def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.device, width: int = 1) -> None:
     """Refuses to make a program for a layer that has not yet computed as much as a trace costs."""
     numbers = num_edges * max(width, width_of(kwargs))
-    if _are_hooked():
+    if are_hooked():
         if numbers < _large(device):
             raise Refused(f"{_HOOKED}{ANYWAY}")
         return
@@ -91,7 +91,7 @@ def refuse_slow(program, graph: Graph, width: int = 1) -> None:
     width = max(width, program.width)
     numbers = graph.num_edges * width
     _refuse_fewer(graph.num_edges, width, graph.device)
-    if _are_hooked() and (numbers < _large(graph.device) or program.divides_extrema):
+    if are_hooked() and (numbers < _large(graph.device) or program.divides_extrema):
         raise Refused(f"{_HOOKED}{ANYWAY}")
     if program.landing is not None:
         return
@@ -127,7 +127,7 @@ def refuse_products(program, graph: Graph) -> None:
         )
 
 
-def _are_hooked() -> bool:
+def are_hooked() -> bool:
     """Whether hooks see saved tensors, as those of a checkpoint do. It calls a function twice and compares what is
     saved, so what was computed or compiled in between must decide nothing.
     """

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 
 import pytest
 import torch
 import torch_geometric.nn as stock
 from generated_cases import E, Inputs, N, compare, error
+from on_host import running
 from test_generated_layers import recorded
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.models.attentive_fp import GATEConv
 from torch_geometric.utils import scatter, softmax
 
@@ -311,15 +314,17 @@ def pair_of(cls):
     return theirs, ours, (GIVEN.wide if cls is GATEConv else GIVEN.x, GIVEN.edge_index, GIVEN.attr)
 
 
-@pytest.mark.parametrize("cls", [*JOINED, *APART])
-@pytest.mark.parametrize("walks", ["off", "now"])
-def test_parity_at_every_call(cls, walks, monkeypatch):
-    monkeypatch.setenv("EDGELESS_COMPILE_WALKS", walks)
+@pytest.mark.parametrize(
+    "walks, cls",
+    [*product(("off", "now"), [*JOINED, *APART]), *product(("host",), [Attention, Returned, Pairs, Chained, GATEConv])],
+)
+def test_parity_at_every_call(walks, cls):
     theirs, ours, args = pair_of(cls)
-    for _ in range(3):
-        compare(theirs, ours, args)
-    with torch.no_grad():
-        compare(theirs.eval(), ours.eval(), [a.detach() for a in args])
+    with running(walks):
+        for _ in range(3):
+            compare(theirs, ours, args)
+        with torch.no_grad():
+            compare(theirs.eval(), ours.eval(), [a.detach() for a in args])
 
 
 @pytest.mark.parametrize("cls", [WritesRows, WritesOut])
@@ -366,6 +371,19 @@ def test_a_known_call_that_goes_on_with_another_parameter():
             out = layer(*args, back)
             found += [out, *torch.autograd.grad(out.square().sum(), [GIVEN.x, GIVEN.attr, layer.lin.weight])]
         assert all(error(a, b) < 1e-10 for a, b in zip(found[:4], found[4:], strict=True))
+
+
+def test_a_known_call_whose_values_were_made_without_gradients():
+    class Stops(Attention):
+        def forward(self, x, edge_index, edge_attr, gradients):
+            x, scores = self.rows(x)
+            with torch.set_grad_enabled(gradients):
+                alpha = self.edge_updater(edge_index, scores=scores, edge_attr=edge_attr)
+            return self.end(x, edge_index, alpha)
+
+    theirs, ours, args = pair_of(Stops)
+    for gradients in (True, True, False, False, True):
+        compare(theirs, ours, (*args, gradients))
 
 
 def test_sums_of_the_same_values_draw_dropouts_of_their_own():
@@ -422,6 +440,19 @@ def test_by_default_narrow_values_are_part_of_a_wide_sum(monkeypatch):
         compare(theirs, ours, args)
     _, calls = recorded(ours, *args)
     assert [ran for _, ran in calls] == [True] and "joined" in recalled._calls[ours]
+
+
+def test_a_checkpoint_repeats_a_call_as_it_was(monkeypatch):
+    for name, value in (("TINY", 1), ("LEAST", {"cpu": 8 * E}), ("INTERPRETED", 8 * E)):
+        monkeypatch.setattr(worth, name, value)
+    for choice in ("auto", "on"):
+        monkeypatch.setenv("EDGELESS_GENERATE", choice)
+        theirs, ours, args = pair_of(Attention)
+        generated.PROGRAMS.clear()
+        right = torch.autograd.grad(theirs(*args).square().sum(), theirs.lin.weight)[0]
+        for _ in range(3):
+            out = checkpoint(ours, *args, use_reentrant=False)
+            assert error(torch.autograd.grad(out.square().sum(), ours.lin.weight)[0], right) < 1e-10
 
 
 def test_explain_says_that_one_program_runs():
