@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 
 from .cuda_parts import stored_type
-from .cuda_products import EdgeProduct, EdgeProducts, Phase, Staged, padded
+from .cuda_products import EdgeProduct, EdgeProducts, Phase, Staged
+from .cuda_rows import padded
 
 WARPS = 4  # of a block
 SM_BYTES, MOST_SHARED = 224 << 10, 92 << 10  # of shared memory; of a block's, as in cuda_text

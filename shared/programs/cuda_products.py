@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from .cuda_parts import EDGE, Total, Value, stored_type
-from .cuda_tiles import _FLOATS, PAD, Matrix, factors_of, follow, reduced_of
+from .cuda_rows import Rows, allocate, is_alike, padded
+from .cuda_tiles import _FLOATS, Matrix, factors_of, follow, reduced_of
 from .items import Draw, EdgeNumber, Folded, Item, Map, Operand, Reduce, RowRead
 from .lane_tables import runs_of
 
@@ -26,48 +27,6 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 16, 128  # columns, and values of an edge
 WARPS = 4
-MOST_AT_ONCE = (
-    64  # columns that are computed for all edges at once, so that rows of another width may be in their place
-)
-
-
-@dataclass(eq=False)
-class Rows:
-    """A row of ``columns`` numbers for each edge of a window, and zeros up to ``padded``: when they are written, and
-    read for the last time.
-    ``own``: whether each lane reads only what it would write. ``slot``: where they stand.
-    """
-
-    columns: int
-    name: str
-    first: int
-    last: int
-    own: bool = True
-    slot: int = -1
-    fresh: bool = False  # whether nothing that is read at ``first`` may stand there
-    readers: int = 0  # products that read them at ``last``
-    dtype: torch.dtype = torch.float32
-
-    @property
-    def padded(self) -> int:
-        """What products read of a row."""
-        return padded(self.columns)
-
-    @property
-    def step(self) -> int:
-        """The numbers from one row to the next."""
-        return self.padded + PAD * 4 // self.dtype.itemsize
-
-    @property
-    def floats(self) -> int:
-        """The floats that a row takes."""
-        return self.step * self.dtype.itemsize // 4
-
-    def at(self, edge: str) -> str:
-        """The pointer to the row of an edge."""
-        kind = stored_type(self.dtype)
-        start = f"tile_rows + {self.name}"
-        return f"{start if kind == 'float' else f'reinterpret_cast<{kind}*>({start})'} + ({edge}) * {self.step}"
 
 
 @dataclass(eq=False)
@@ -394,43 +353,23 @@ class EdgeProducts:
         outer.total = Total(item, (columns + 3) // 4 * 4, places, in_tiles=True)
         return outer.total
 
-    # Rows ------------------------------------------------------------------------------------------------------------
-
     def allocate(self) -> list[int]:
         """Gives all rows a slot, and returns the floats of each slot's rows."""
         products = list(self.products.values())
-        sources = {id(p.rows): self.staged[id(p.values)].rows for p in products if not p.seldom}
         seldom = [p.rows for p in products if p.seldom]
-        apart = len(seldom) == len(self.users) == 1 and seldom[0].own  # is read where its user is written
-        apart = apart and seldom[0].floats == self.users[0].rows.floats
-        every = [s.rows for s in self.staged.values()] + [p.rows for p in products if not (apart and p.seldom)]
-        slots: list[list] = []  # floats, the rows that have it
-        for rows in sorted(every, key=lambda r: r.first):
-            for number, slot in enumerate(slots):
-                before = slot[1]
-                free = before.last < rows.first
-                if before.last == rows.first and not rows.fresh:  # written where it is read
-                    product = sources.get(id(rows)) is before and before.readers == 1
-                    free = (before.own or product) and before.floats == rows.floats
-                    free |= product and rows.columns <= MOST_AT_ONCE
-                if free:
-                    slot[:], rows.slot = (max(slot[0], rows.floats), rows), number
-                    break
-            else:
-                rows.slot = len(slots)
-                slots.append([rows.floats, rows])
-        if apart:
-            seldom[0].slot = self.users[0].rows.slot
-        return [floats for floats, _ in slots]
+        every = [s.rows for s in self.staged.values()] + [p.rows for p in products]
+        within = None
+        if len(seldom) == len(self.users) == 1 and is_alike(seldom[0], self.users[0].rows):
+            within = self.users[0].rows  # is written where they are read
+            every.remove(seldom[0])
+        slots = allocate(every, {id(p.rows): self.staged[id(p.values)].rows for p in products if not p.seldom})
+        if within is not None:
+            seldom[0].slot = within.slot
+        return slots
 
     def chooses(self, item: Map) -> bool:
         """Whether an item is computed as it usually is."""
         return id(item) in self.choices
-
-
-def padded(count: int) -> int:
-    """The columns or values of products of at least ``count``."""
-    return 16 if count <= 16 else (count + 31) // 32 * 32
 
 
 def _is_feature(item: Item) -> bool:

@@ -19,7 +19,8 @@ import edgeless
 from edgeless.kernels import Store, compiled
 from edgeless.kernels.provider import kernel_named
 from edgeless.programs import worth
-from edgeless.programs.cuda_products import _places, padded
+from edgeless.programs.cuda_products import _places
+from edgeless.programs.cuda_rows import Rows, allocate, padded
 from edgeless.programs.cuda_walks import CudaWalk
 from edgeless.programs.spaces import Refused
 from edgeless.pyg import generated
@@ -101,6 +102,21 @@ def test_each_walk_is_one_pass_with_its_products(monkeypatch, name):
 def test_other_widths_are_filled_up_with_zeros(monkeypatch, width):
     assert [counts(each) for each in passes_of(monkeypatch, "max", width)] == FOUND["max"]
     assert [padded(n) for n in (16, 17, 50, 64, 65)] == [16, 32, 64, 64, 96]
+
+
+def test_rows_take_the_place_of_those_that_are_read_no_more():
+    h, z, g, later = Rows(64, "h", 0, 2), Rows(64, "z", 2, 3), Rows(64, "g", 3, 5), Rows(64, "l", 6, 9)
+    h.readers, h.own = 1, False
+    assert allocate([h, z, g, later], {id(z): h}) == [68]  # in place, by the same lanes, and when all is read
+    other = Rows(50, "g", 3, 5)  # as wide with its zeros, but lanes have other parts
+    assert allocate([h, z, other], {id(z): h}) == [68, 68] and (z.slot, other.slot) == (0, 1)
+    assert allocate([h, z, Rows(64, "g", 3, 5, fresh=True)], {id(z): h}) == [68, 68]
+    h.readers = 2
+    assert allocate([h, z], {id(z): h}) == [68, 68]
+    halves = Rows(64, "h", 0, 2, readers=1, dtype=torch.bfloat16)
+    assert allocate([halves, z], {id(z): halves}) == [68]
+    wide = Rows(128, "z", 2, 3)  # of which 16 edges are written before others are read
+    assert allocate([halves, wide], {id(wide): halves}) == [36, 132]
 
 
 @pytest.mark.parametrize("width, dtype", [(64, torch.float64), (12, torch.float32)])
