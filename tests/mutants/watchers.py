@@ -20,11 +20,13 @@ _EVERY_DGL = "dgl/test_dgl_random*.py dgl/test_dgl_parity.py dgl/test_dgl_layer.
 WATCHERS = [
     (
         "shared/programs/*.py",
-        "pyg/test_generated_*.py core/test_message_passing.py core/test_program*.py core/test_compiled_walks.py",
+        "pyg/test_generated_*.py core/test_message_passing.py core/test_program*.py core/test_compiled_walks.py "
+        "core/test_attention_programs.py",
     ),
     ("shared/message_passing.py", "core/test_message_passing.py core/test_program_keys.py"),
     ("pyg_plugin/generated.py", "pyg/test_generated_*.py"),
     ("pyg_plugin/messages.py", "pyg/test_generated_*.py"),
+    ("pyg_plugin/forwards.py", "pyg/test_generated_forwards.py pyg/test_generated_layers.py"),
     ("pyg_plugin/recalled.py", "pyg/test_generated_recalled.py pyg/test_generated_keys.py"),
     ("shared/plan*.py", f"{_PLANS} core/test_relational_plan.py"),
     ("shared/map_order.py", f"pyg/test_pyg_map_order.py dgl/test_dgl_map_order.py core/test_map_order.py {_PLANS}"),
