@@ -104,7 +104,7 @@ def _run(inputs, csr, csc, seed, score: str, coefficient: float, dropout: float,
     wanted = [FIRST + i for i, t in enumerate(tensors) if t.requires_grad]
     key = (options, dtype, device, tuple(needed), tuple(wanted), *(tuple(t.shape[1:]) for t in tensors))
     if choice == "auto":
-        _refuse_few(key, edges, tensors, device)
+        _refuse_few(key, edges * max(t[0].numel() for t, place in zip(tensors, needed) if place < 3), device)
     function = _Attention(needed, *options[:4])
     program = PROGRAMS.get(key, function, lambda: _arguments(needed, tensors, sizes, device), sizes.one_set, 1, wanted)
     program.landing = None  # the kernels, whose gradients are these
@@ -115,9 +115,8 @@ def _run(inputs, csr, csc, seed, score: str, coefficient: float, dropout: float,
     return program(graph, tensors, nothing if seed is None else seed)[0]
 
 
-def _refuse_few(key: tuple, edges: int, tensors: Sequence[Tensor], device: torch.device) -> None:
+def _refuse_few(key: tuple, numbers: int, device: torch.device) -> None:
     """Refuses calls of which a program would not be faster, or whose program has not yet paid."""
-    numbers = edges * max(t[0].numel() for t in tensors[:2])
     total = _asked[key] = _asked.get(key, 0) + numbers
     if numbers < worth.LEAST.get(device.type, numbers + 1):
         raise Refused("a program would be slower")
