@@ -136,6 +136,11 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "node_logits_backward(Tensor?[] grads, Tensor x, Tensor[] vectors, bool[] needs, Tensor? more=None) -> "
       "Tensor[]");
+  // The output, or the weights by edge id, of attention as a program, for second derivatives; [] where none is of use.
+  // The inputs are those of AttentionInput. In Python: shared/programs/attention.py.
+  m.def(
+      "attention_program(Tensor?[] inputs, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, "
+      "float dropout, bool weights) -> Tensor[]");
   // An attention layer whose sources are its destinations, as one autograd node: maps of x [N, F] in `dtype` (project),
   // attention with `heads` heads, then plus `row` [H * C]. Returns [N, H * C], or [N, H, C] if by_head. The score
   // determines the maps and the vectors [1, H, C]: core_cuda/layer/attention_layer.cpp.

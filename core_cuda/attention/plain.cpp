@@ -32,6 +32,7 @@ Tensor dropout_factors(const Tensor& ids, const OptTensor& seed, double p, int64
 
 PlainAttention::PlainAttention(const AttentionCall& call)
     : csr_(call.graph.csr.vec()),
+      csc_(call.graph.csc.vec()),
       seed_(call.seed ? OptTensor(call.seed->clone()) : OptTensor()),
       score_(call.score),
       coefficient_(call.coefficient),
@@ -83,7 +84,19 @@ struct PlainAttention::Edges {
   }
 };
 
+Tensor PlainAttention::by_program(const variable_list& inputs, bool weights) const {
+  using Inputs = c10::List<OptTensor>;
+  using Op = std::vector<Tensor>(Inputs, at::TensorList, at::TensorList, const OptTensor&, c10::string_view, double,
+                                 double, bool);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("edgeless::attention_program", "").typed<Op>();
+  Inputs given;
+  for (const Tensor& t : inputs) given.push_back(t.defined() ? OptTensor(t) : OptTensor());
+  const auto found = op.call(given, csr_, csc_, seed_, name_of(score_), coefficient_, dropout_, weights);
+  return found.empty() ? Tensor() : found[0];
+}
+
 Tensor PlainAttention::output(const variable_list& inputs) const {
+  if (const Tensor found = by_program(inputs, false); found.defined()) return found;
   Edges edges(*this, inputs);
   edges.drop(seed_, dropout_);
   Tensor weights = edges.softmax;
@@ -92,6 +105,7 @@ Tensor PlainAttention::output(const variable_list& inputs) const {
 }
 
 Tensor PlainAttention::weights(const variable_list& inputs) const {
+  if (const Tensor found = by_program(inputs, true); found.defined()) return found;
   Edges edges(*this, inputs);
   edges.drop(seed_, dropout_);
   return edges.by_id(edges.softmax);

@@ -1,4 +1,5 @@
-// The plain form of attention, for second derivatives: differentiable PyTorch ops, which materialize edge tensors.
+// The plain form of attention, for second derivatives: a program, without edge tensors, where that is of use, and else
+// differentiable PyTorch ops with them.
 #pragma once
 
 #include "../common/second_derivatives.h"
@@ -25,7 +26,10 @@ class PlainAttention {
  private:
   struct Edges;
 
-  std::vector<Tensor> csr_;
+  // The result as the op attention_program computes it, undefined if it does not.
+  Tensor by_program(const variable_list& inputs, bool weights) const;
+
+  std::vector<Tensor> csr_, csc_;
   OptTensor seed_;
   Score score_;
   double coefficient_, dropout_;

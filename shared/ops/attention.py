@@ -48,3 +48,13 @@ def _attention_weights_fake(
 @register_fake("edgeless::softmax_sum")
 def _softmax_sum_fake(logits, value, csr, max_degrees=()):
     return value.new_empty((csr[0].size(0) - 1, *value.shape[1:]))
+
+
+def _attention_program(*arguments):
+    from ..programs.attention import attention_program  # with the tracer, which takes long to import
+
+    return attention_program(*arguments)
+
+
+_IN_PYTHON = torch.library.Library("edgeless", "IMPL")
+_IN_PYTHON.impl("attention_program", _attention_program, "CompositeImplicitAutograd")

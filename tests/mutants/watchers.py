@@ -21,13 +21,15 @@ WATCHERS = [
     ("shared/programs/in_place.py", "pyg/test_generated_edge_updates.py dgl/test_dgl_generated*.py"),
     (
         "shared/programs/*.py",
-        "pyg/test_generated_*.py core/test_message_passing.py core/test_program*.py core/test_compiled_walks.py",
+        "pyg/test_generated_*.py core/test_message_passing.py core/test_program*.py core/test_compiled_walks.py "
+        "core/test_attention_programs.py",
     ),
     ("shared/functional/message_passing.py", "core/test_message_passing.py core/test_program_keys.py"),
     ("pyg_plugin/generated.py", "pyg/test_generated_*.py"),
     ("pyg_plugin/messages.py", "pyg/test_generated_*.py"),
     ("pyg_plugin/edge_values.py", "pyg/test_generated_edge_updates.py"),
     ("pyg_plugin/plain_edges.py", "pyg/test_generated_layers.py pyg/test_generated_edge_updates.py"),
+    ("pyg_plugin/forwards.py", "pyg/test_generated_forwards.py pyg/test_generated_layers.py"),
     ("pyg_plugin/recalled.py", "pyg/test_generated_recalled.py pyg/test_generated_keys.py"),
     ("shared/plan/*.py", f"{_PLANS} core/test_relational_plan.py"),
     (

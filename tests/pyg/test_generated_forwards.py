@@ -18,7 +18,7 @@ from torch_geometric.utils import softmax
 
 import edgeless
 from edgeless.layers.calls import recording
-from edgeless.programs import derivatives
+from edgeless.programs import derivatives, worth
 from edgeless.pyg import forwards, generated
 
 
@@ -169,6 +169,23 @@ def test_by_default_small_products_run_by_the_stock_layer(monkeypatch):
     args = (given.x, given.edge_index, given.weight, given.attr)
     for _ in range(3):
         assert torch.equal(ours(*args), layer(*args))
+
+
+def test_wide_products_are_computed_anew_only_on_large_graphs(monkeypatch):
+    monkeypatch.setenv("EDGELESS_GENERATE", "auto")
+    for name in ("LEAST", "TRACED"):
+        monkeypatch.setattr(worth, name, {"cpu": 1})
+    layer, ours = pair_of_layers(lambda: CFConv(6, 8, 128, filters(3, 128), 5.0))
+    edges = 2000
+    args = (torch.randn(50, 6).double(), torch.randint(50, (2, edges)), torch.rand(edges).double())
+    args = (*args, torch.rand(edges, 3).double())
+    with running("now"):
+        _, calls = calls_of(ours, *args)
+        assert not calls[0][1] and "multiplications" in calls[0][0]
+        compare(layer, ours, args)
+        monkeypatch.setattr(worth, "LEAST_OF_PRODUCTS", edges * 128)
+        assert calls_of(ours, *args)[1] == [("generated", True)]
+        compare(layer, ours, args)
 
 
 class Fixed(nn.Module):
