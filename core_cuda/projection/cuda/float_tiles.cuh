@@ -67,17 +67,7 @@ __device__ __forceinline__ void multiply_tiles(const float* tile_a, const float*
 #pragma unroll
       for (int h = 0; h < 4; ++h) split(__uint_as_float(x[h]), a_parts[0][i][h], a_parts[1][i][h]);
     }
-    // The small products come first. Consecutive mma have different accumulators, so they do not depend on each other.
-#pragma unroll
-    for (int product = 0; product < 3; ++product) {
-#pragma unroll
-      for (int i = 0; i < kDown; ++i) {
-#pragma unroll
-        for (int j = 0; j < kSide; ++j) {
-          multiply_add(part[i][j], a_parts[product == 0][i], b_parts[product == 1][j], product == 0 && inner == 0);
-        }
-      }
-    }
+    multiply_parts(part, a_parts, b_parts, inner == 0);
   }
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {

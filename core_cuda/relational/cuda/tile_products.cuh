@@ -150,15 +150,15 @@ __device__ __forceinline__ void multiply_fragments(const float* a, const uint4* 
 #pragma unroll
   for (int chunk = 0; chunk < kWidth; chunk += kOnCores) {
     if (chunk >= depth) break;
-    WarpSum<1, kSides> part;
+    float part[kSides / kTogether][1][kTogether][4];
 #pragma unroll
     for (int step = 0; step < kOnCores / 8; ++step) {
       const int inner = chunk + step * 8;
       if (inner >= depth) break;
-      uint32_t x[4], rows[2][4];
+      uint32_t x[4], rows[2][1][4];
       load_fragment<false, kStride>(a, down, inner, false, x);
 #pragma unroll
-      for (int h = 0; h < 4; ++h) split(__uint_as_float(x[h]), rows[0][h], rows[1][h]);
+      for (int h = 0; h < 4; ++h) split(__uint_as_float(x[h]), rows[0][0][h], rows[1][0][h]);
       const uint4* at = columns_at + inner / 8 * (kWidth / 16) * 32;
 #pragma unroll
       for (int j = 0; j < kSides; j += kTogether) {
@@ -180,19 +180,12 @@ __device__ __forceinline__ void multiply_fragments(const float* a, const uint4* 
             }
           }
         }
-#pragma unroll
-        for (int product = 0; product < 3; ++product) {
-#pragma unroll
-          for (int h = 0; h < kTogether; ++h) {
-            cuda::multiply_add(part.of[0][j + h], rows[product == 0], columns[product == 1][h],
-                               step == 0 && product == 0);
-          }
-        }
+        multiply_parts(part[j / kTogether], rows, columns, step == 0);
       }
     }
 #pragma unroll
     for (int i = 0; i < kSides * 4; ++i) {
-      const float more = part.of[0][i / 4][i % 4];
+      const float more = part[i / 4 / kTogether][0][i / 4 % kTogether][i % 4];
       sum.of[0][i / 4][i % 4] = chunk == 0 ? more : sum.of[0][i / 4][i % 4] + more;
     }
   }
