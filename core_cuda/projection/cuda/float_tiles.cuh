@@ -17,32 +17,7 @@ namespace edgeless::cuda::projection::floats {
 constexpr int kInner = 8;  // depth of an mma
 
 template <int kSize, bool kTransposed, int kThreads>
-struct Operand : Tiles<float, kSize, kTransposed, float_pad(kTransposed), kThreads> {
-  using Base = Tiles<float, kSize, kTransposed, float_pad(kTransposed), kThreads>;
-  using Base::Base, Base::kStride;
-
-  static __device__ __forceinline__ float get(const float* tile, int at, int depth) {
-    return tile[kTransposed ? depth * kStride + at : at * kStride + depth];
-  }
-
-  // The lane's elements of four 8 x 4 matrices: rows from `first` and from first + 8, depths from `inner` and from
-  // inner + 4. depth_first: the second matrix is the next one in depth, not in rows.
-  static __device__ __forceinline__ void get(const float* tile, int first, int inner, bool depth_first,
-                                             uint32_t (&to)[4]) {
-    const int lane = threadIdx.x % 32;
-    if constexpr (kTransposed) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int in_rows = depth_first ? i / 2 : i % 2, in_depth = depth_first ? i % 2 : i / 2;
-        to[i] = __float_as_uint(get(tile, first + in_rows * 8 + lane / 4, inner + in_depth * 4 + lane % 4));
-      }
-    } else {
-      const int second = lane / 8 % 2, third = lane / 16;
-      const int in_rows = depth_first ? third : second, in_depth = depth_first ? second : third;
-      load_matrices<false>(tile + (first + in_rows * 8 + lane % 8) * kStride + inner + in_depth * 4, to);
-    }
-  }
-};
+using Operand = Tiles<float, kSize, kTransposed, float_pad(kTransposed), kThreads>;
 
 // sum += A B^T for a stage of both operands. part: accumulators of the tensor cores.
 template <class A, class B, class Place, int kDown, int kSide>

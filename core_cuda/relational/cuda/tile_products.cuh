@@ -8,37 +8,10 @@
 
 namespace edgeless::cuda::relational {
 
+using projection::load_fragment;
+
 template <class S>
 constexpr int kMmaDepth = 32 / static_cast<int>(sizeof(S));
-
-// A tile with rows and depths, or `transposed` with its depths as rows. Of a fragment: rows `first` and the eight after
-// them, depths `inner` and those after them; depth_first: which of both the second of four blocks is further in.
-template <bool kTransposed, int kStride>
-__device__ __forceinline__ void load_fragment(const uint16_t* tile, int first, int inner, bool depth_first,
-                                              uint32_t (&to)[4]) {
-  const int lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
-  int at = first + (depth_first ? third : second), depth = inner + (depth_first ? second : third);
-  (kTransposed ? depth : at) += lane % 8;
-  projection::load_matrices<kTransposed>(tile + (kTransposed ? depth * kStride + at : at * kStride + depth), to);
-}
-
-template <bool kTransposed, int kStride>
-__device__ __forceinline__ void load_fragment(const float* tile, int first, int inner, bool depth_first,
-                                              uint32_t (&to)[4]) {
-  const int lane = threadIdx.x % 32;
-  if constexpr (kTransposed) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = first + (depth_first ? i / 2 : i % 2) * 8 + lane / 4;
-      const int depth = inner + (depth_first ? i % 2 : i / 2) * 4 + lane % 4;
-      to[i] = __float_as_uint(tile[depth * kStride + row]);
-    }
-  } else {
-    const int second = lane / 8 % 2, third = lane / 16;
-    const int row = first + (depth_first ? third : second) * 8 + lane % 8;
-    projection::load_matrices<false>(tile + row * kStride + inner + (depth_first ? second : third) * 4, to);
-  }
-}
 
 // A warp's part of a product of two tiles: kDown mma of 16 rows, kStep rows apart, by kSides of eight columns.
 template <int kDown, int kSides>
