@@ -24,6 +24,24 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 #endif
 }
 
+// part += a b, or part = a b if `fresh`, for a warp's kDown by kSides tiles, from the TF32 parts of both factors: [0]
+// the nearest values, [1] the remainders. The small products come first. Consecutive mma have different accumulators,
+// so they do not depend on each other.
+template <int kDown, int kSides>
+__device__ __forceinline__ void multiply_parts(float (&part)[kDown][kSides][4], const uint32_t (&a)[2][kDown][4],
+                                               const uint32_t (&b)[2][kSides][2], bool fresh) {
+#pragma unroll
+  for (int product = 0; product < 3; ++product) {
+#pragma unroll
+    for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+      for (int j = 0; j < kSides; ++j) {
+        multiply_add(part[i][j], a[product == 0][i], b[product == 1][j], fresh && product == 0);
+      }
+    }
+  }
+}
+
 // True if no value is infinite or NaN: split() turns an infinity into NaN. The four sums are independent, for
 // instruction-level parallelism.
 template <int kRows, int kColumns>

@@ -17,32 +17,7 @@ namespace edgeless::cuda::projection::floats {
 constexpr int kInner = 8;  // depth of an mma
 
 template <int kSize, bool kTransposed, int kThreads>
-struct Operand : Tiles<float, kSize, kTransposed, float_pad(kTransposed), kThreads> {
-  using Base = Tiles<float, kSize, kTransposed, float_pad(kTransposed), kThreads>;
-  using Base::Base, Base::kStride;
-
-  static __device__ __forceinline__ float get(const float* tile, int at, int depth) {
-    return tile[kTransposed ? depth * kStride + at : at * kStride + depth];
-  }
-
-  // The lane's elements of four 8 x 4 matrices: rows from `first` and from first + 8, depths from `inner` and from
-  // inner + 4. depth_first: the second matrix is the next one in depth, not in rows.
-  static __device__ __forceinline__ void get(const float* tile, int first, int inner, bool depth_first,
-                                             uint32_t (&to)[4]) {
-    const int lane = threadIdx.x % 32;
-    if constexpr (kTransposed) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int in_rows = depth_first ? i / 2 : i % 2, in_depth = depth_first ? i % 2 : i / 2;
-        to[i] = __float_as_uint(get(tile, first + in_rows * 8 + lane / 4, inner + in_depth * 4 + lane % 4));
-      }
-    } else {
-      const int second = lane / 8 % 2, third = lane / 16;
-      const int in_rows = depth_first ? third : second, in_depth = depth_first ? second : third;
-      load_matrices<false>(tile + (first + in_rows * 8 + lane % 8) * kStride + inner + in_depth * 4, to);
-    }
-  }
-};
+using Operand = Tiles<float, kSize, kTransposed, float_pad(kTransposed), kThreads>;
 
 // sum += A B^T for a stage of both operands. part: accumulators of the tensor cores.
 template <class A, class B, class Place, int kDown, int kSide>
@@ -67,17 +42,7 @@ __device__ __forceinline__ void multiply_tiles(const float* tile_a, const float*
 #pragma unroll
       for (int h = 0; h < 4; ++h) split(__uint_as_float(x[h]), a_parts[0][i][h], a_parts[1][i][h]);
     }
-    // The small products come first. Consecutive mma have different accumulators, so they do not depend on each other.
-#pragma unroll
-    for (int product = 0; product < 3; ++product) {
-#pragma unroll
-      for (int i = 0; i < kDown; ++i) {
-#pragma unroll
-        for (int j = 0; j < kSide; ++j) {
-          multiply_add(part[i][j], a_parts[product == 0][i], b_parts[product == 1][j], product == 0 && inner == 0);
-        }
-      }
-    }
+    multiply_parts(part, a_parts, b_parts, inner == 0);
   }
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {

@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(HalfTiling::kThreads, HalfTiling::kBlocks)
     half_gemm_kernel(const __grid_constant__ ProductArgs args) {
   using A = half::Operand<HalfTiling::kRows, kTransposedA, HalfTiling::kThreads>;
   using B = half::Operand<HalfTiling::kColumns, kTransposedB, HalfTiling::kThreads>;
-  __shared__ alignas(16) typename A::Tile tiles_a[HalfTiling::kStages];
-  __shared__ alignas(16) typename B::Tile tiles_b[HalfTiling::kStages];
+  __shared__ alignas(16) uint16_t tiles_a[HalfTiling::kStages][A::kNumbers];
+  __shared__ alignas(16) uint16_t tiles_b[HalfTiling::kStages][B::kNumbers];
   const TilePlace<HalfTiling> place(args);
   const ProductArgs::Side& side = args.of[blockIdx.z];
   Operands<A, B, kTwo, TilePlace<HalfTiling>> operands(args, place);

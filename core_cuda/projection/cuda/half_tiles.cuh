@@ -17,21 +17,7 @@ using cuda::multiply_add;
 constexpr int kInner = 16;  // depth of an mma
 
 template <int kSize, bool kTransposed, int kThreads>
-struct Operand : Tiles<uint16_t, kSize, kTransposed, 8, kThreads> {
-  using Base = Tiles<uint16_t, kSize, kTransposed, 8, kThreads>;
-  using Base::Base, Base::kStride;
-  using Tile = uint16_t[Base::kNumbers];
-
-  // Four 8 x 8 matrices as mma operands: rows from `first` and from first + 8, depths from `inner` and from inner + 8.
-  // depth_first: the second matrix is the next one in depth, not in rows.
-  static __device__ __forceinline__ void get(const uint16_t* tile, int first, int inner, bool depth_first,
-                                             uint32_t (&to)[4]) {
-    const int lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
-    int at = first + (depth_first ? third : second), depth = inner + (depth_first ? second : third);
-    (kTransposed ? depth : at) += lane % 8;
-    load_matrices<kTransposed>(tile + (kTransposed ? depth * kStride + at : at * kStride + depth), to);
-  }
-};
+using Operand = Tiles<uint16_t, kSize, kTransposed, 8, kThreads>;
 
 // sum += A B^T for a stage of both operands, whose elements are S.
 template <class S, class A, class B, class Place, int kDown, int kSide>

@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
     if (sums) {
       float tile_sum = 0;
 #pragma unroll 8
-      for (int k = 0; k < kTileDepth; ++k) tile_sum += A::get(tile_a, threadIdx.x, k);
+      for (int k = 0; k < kTileDepth; ++k)
+        tile_sum += tile_a[kTransposedA ? k * A::kStride + threadIdx.x : threadIdx.x * A::kStride + k];
       row_sum += tile_sum;  // two-level sums have smaller rounding errors
     }
     floats::multiply_tiles<A, B>(tile_a, tile_b, place, sum, part);

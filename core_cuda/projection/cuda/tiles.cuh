@@ -39,6 +39,36 @@ __device__ __forceinline__ void load_matrices(const void* at, uint32_t (&to)[4])
 #endif
 }
 
+// The lane's elements of four 8 x 8 matrices (8 x 4 of floats) of a tile as mma operands. kTransposed: the tile's rows
+// are depths. Rows from `first` on and the eight after them, depths from `inner` on and those after them; depth_first:
+// the second matrix is the next one in depth, not in rows.
+template <bool kTransposed, int kStride>
+__device__ __forceinline__ void load_fragment(const uint16_t* tile, int first, int inner, bool depth_first,
+                                              uint32_t (&to)[4]) {
+  const int lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
+  int at = first + (depth_first ? third : second), depth = inner + (depth_first ? second : third);
+  (kTransposed ? depth : at) += lane % 8;
+  load_matrices<kTransposed>(tile + (kTransposed ? depth * kStride + at : at * kStride + depth), to);
+}
+
+template <bool kTransposed, int kStride>
+__device__ __forceinline__ void load_fragment(const float* tile, int first, int inner, bool depth_first,
+                                              uint32_t (&to)[4]) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (kTransposed) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first + (depth_first ? i / 2 : i % 2) * 8 + lane / 4;
+      const int depth = inner + (depth_first ? i % 2 : i / 2) * 4 + lane % 4;
+      to[i] = __float_as_uint(tile[depth * kStride + row]);
+    }
+  } else {
+    const int second = lane / 8 % 2, third = lane / 16;
+    const int row = first + (depth_first ? third : second) * 8 + lane % 8;
+    load_matrices<false>(tile + row * kStride + inner + (depth_first ? second : third) * 4, to);
+  }
+}
+
 // One operand with elements T, whose tiles have the same layout in shared memory as in global memory: rows of one depth
 // if kTransposed, else rows of the operand. Elements outside the matrix are zero. kPad: elements of padding per row,
 // which avoids bank conflicts of fragment loads. kThreads: threads of the block.
@@ -69,6 +99,10 @@ struct Tiles {
       copy_vector(tile + at * kStride + in_line, there ? from + i * kLines * row : from, there);
     }
     from += kTransposed ? kTileDepth * row : kTileDepth, left_depth -= kTileDepth;
+  }
+
+  static __device__ __forceinline__ void get(const T* tile, int first, int inner, bool depth_first, uint32_t (&to)[4]) {
+    load_fragment<kTransposed, kStride>(tile, first, inner, depth_first, to);
   }
 };
 

@@ -115,40 +115,35 @@ __device__ __forceinline__ void multiply_step(const Vector (&rows)[2][kGroups], 
                                               float (&sum)[kSides][4]) {
   constexpr bool kFloat = std::is_same_v<S, float>;
   const int lane = threadIdx.x % 32;
-  float part[kSides][4];  // what tensor cores add up of floats
+  constexpr int kAtOnce = kSides < 4 ? kSides : 4;  // mma of floats that do not wait for each other
+  float part[kSides / kAtOnce][1][kAtOnce][4];      // what tensor cores add up of floats
 #pragma unroll
   for (int q = 0; q < kGroups; ++q) {
     if (q > 0 && q * kGroupDepth<S> >= left) break;
     const Vector &upper = rows[0][q], &lower = rows[1][q];
     const Vector* weights_of = staged + q * (kVectors<S> * kSides * 32) + lane;
     if constexpr (kFloat) {
-      uint32_t parts[2][2][4];  // the nearest numbers, and what is left, of both mma
+      uint32_t parts[2][2][1][4];  // of both mma the nearest numbers, and what is left
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int h = 0; h < 4; ++h) {
           const float number = __uint_as_float((h % 2 ? lower : upper).words[2 * half + h / 2]);
-          split(number, parts[0][half][h], parts[1][half][h]);
+          split(number, parts[half][0][0][h], parts[half][1][0][h]);
         }
       }
-      constexpr int kAtOnce = kSides < 4 ? kSides : 4;  // mma that do not wait for each other
 #pragma unroll
-      for (int first = 0; first < kSides; first += kAtOnce) {
+      for (int i = 0; i < kSides / kAtOnce; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          Vector weights[kAtOnce];
+          uint32_t columns[2][kAtOnce][2];
 #pragma unroll
-          for (int j = 0; j < kAtOnce; ++j) weights[j] = weights_of[(half * kSides + first + j) * 32];
-          // The small products first.
+          for (int j = 0; j < kAtOnce; ++j) {
+            const Vector weights = weights_of[(half * kSides + i * kAtOnce + j) * 32];
 #pragma unroll
-          for (int product = 0; product < 3; ++product) {
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
-              const int from = product == 1 ? 2 : 0;
-              const uint32_t b[2] = {weights[j].words[from], weights[j].words[from + 1]};
-              cuda::multiply_add(part[first + j], parts[product == 0][half], b, product == 0 && half == 0 && q == 0);
-            }
+            for (int h = 0; h < 4; ++h) columns[h / 2][j][h % 2] = weights.words[h];
           }
+          multiply_parts(part[i], parts[half], columns, half == 0 && q == 0);
         }
       }
     } else {
@@ -168,7 +163,7 @@ __device__ __forceinline__ void multiply_step(const Vector (&rows)[2][kGroups], 
 #pragma unroll
     for (int j = 0; j < kSides; ++j) {
 #pragma unroll
-      for (int h = 0; h < 4; ++h) sum[j][h] += part[j][h];
+      for (int h = 0; h < 4; ++h) sum[j][h] += part[j / kAtOnce][0][j % kAtOnce][h];
     }
   }
 }

@@ -63,17 +63,7 @@ __device__ __forceinline__ void add_square(const float4* x, const float4* g, int
           split(of_g[k], right[0][k][i], right[1][k][i]);
         }
       }
-      // The small products first; those that follow each other do not wait for each other.
-#pragma unroll
-      for (int product = 0; product < 3; ++product) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            cuda::multiply_add(part[i][j], left[product == 0][i], right[product == 1][j], false);
-          }
-        }
-      }
+      multiply_parts(part, left, right, false);
     }
     if (!all_finite(part[0]) || !all_finite(part[1])) {
       Square again;  // in memory: only here

@@ -8,37 +8,10 @@
 
 namespace edgeless::cuda::relational {
 
+using projection::load_fragment;
+
 template <class S>
 constexpr int kMmaDepth = 32 / static_cast<int>(sizeof(S));
-
-// A tile with rows and depths, or `transposed` with its depths as rows. Of a fragment: rows `first` and the eight after
-// them, depths `inner` and those after them; depth_first: which of both the second of four blocks is further in.
-template <bool kTransposed, int kStride>
-__device__ __forceinline__ void load_fragment(const uint16_t* tile, int first, int inner, bool depth_first,
-                                              uint32_t (&to)[4]) {
-  const int lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
-  int at = first + (depth_first ? third : second), depth = inner + (depth_first ? second : third);
-  (kTransposed ? depth : at) += lane % 8;
-  projection::load_matrices<kTransposed>(tile + (kTransposed ? depth * kStride + at : at * kStride + depth), to);
-}
-
-template <bool kTransposed, int kStride>
-__device__ __forceinline__ void load_fragment(const float* tile, int first, int inner, bool depth_first,
-                                              uint32_t (&to)[4]) {
-  const int lane = threadIdx.x % 32;
-  if constexpr (kTransposed) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = first + (depth_first ? i / 2 : i % 2) * 8 + lane / 4;
-      const int depth = inner + (depth_first ? i % 2 : i / 2) * 4 + lane % 4;
-      to[i] = __float_as_uint(tile[depth * kStride + row]);
-    }
-  } else {
-    const int second = lane / 8 % 2, third = lane / 16;
-    const int row = first + (depth_first ? third : second) * 8 + lane % 8;
-    projection::load_matrices<false>(tile + row * kStride + inner + (depth_first ? second : third) * 4, to);
-  }
-}
 
 // A warp's part of a product of two tiles: kDown mma of 16 rows, kStep rows apart, by kSides of eight columns.
 template <int kDown, int kSides>
@@ -150,15 +123,15 @@ __device__ __forceinline__ void multiply_fragments(const float* a, const uint4* 
 #pragma unroll
   for (int chunk = 0; chunk < kWidth; chunk += kOnCores) {
     if (chunk >= depth) break;
-    WarpSum<1, kSides> part;
+    float part[kSides / kTogether][1][kTogether][4];
 #pragma unroll
     for (int step = 0; step < kOnCores / 8; ++step) {
       const int inner = chunk + step * 8;
       if (inner >= depth) break;
-      uint32_t x[4], rows[2][4];
+      uint32_t x[4], rows[2][1][4];
       load_fragment<false, kStride>(a, down, inner, false, x);
 #pragma unroll
-      for (int h = 0; h < 4; ++h) split(__uint_as_float(x[h]), rows[0][h], rows[1][h]);
+      for (int h = 0; h < 4; ++h) split(__uint_as_float(x[h]), rows[0][0][h], rows[1][0][h]);
       const uint4* at = columns_at + inner / 8 * (kWidth / 16) * 32;
 #pragma unroll
       for (int j = 0; j < kSides; j += kTogether) {
@@ -180,19 +153,12 @@ __device__ __forceinline__ void multiply_fragments(const float* a, const uint4* 
             }
           }
         }
-#pragma unroll
-        for (int product = 0; product < 3; ++product) {
-#pragma unroll
-          for (int h = 0; h < kTogether; ++h) {
-            cuda::multiply_add(part.of[0][j + h], rows[product == 0], columns[product == 1][h],
-                               step == 0 && product == 0);
-          }
-        }
+        multiply_parts(part[j / kTogether], rows, columns, step == 0);
       }
     }
 #pragma unroll
     for (int i = 0; i < kSides * 4; ++i) {
-      const float more = part.of[0][i / 4][i % 4];
+      const float more = part[i / 4 / kTogether][0][i / 4 % kTogether][i % 4];
       sum.of[0][i / 4][i % 4] = chunk == 0 ? more : sum.of[0][i / 4][i % 4] + more;
     }
   }
