@@ -10,7 +10,7 @@
 #include "../common/checks.h"
 #include "../common/graph_arrays.h"
 #include "../common/optional.h"
-#include "score.h"
+#include "../common/score.h"
 
 namespace edgeless {
 
