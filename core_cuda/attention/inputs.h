@@ -14,8 +14,6 @@
 
 namespace edgeless {
 
-using OptTensor = Optional<at::Tensor>;
-
 inline Score parse_score(const char* op, std::string_view name) {
   for (size_t k = 0; k < kScoreNames.size(); ++k) {
     if (name == kScoreNames[k]) return static_cast<Score>(k);
