@@ -1,6 +1,6 @@
 // The schemas of all ops and the Python module; nothing else. Kernels and gradients register themselves in their own
-// files. Two ops are defined in Python alone (shared/graph/program_cache.py), because their tag is newer than the oldest
-// supported torch.
+// files. Two ops are defined in Python alone (shared/graph/program_cache.py), because their tag is newer than the
+// oldest supported torch.
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -13,12 +13,12 @@
 
 #include "capture/call_key.h"
 #include "capture/recorded_call.h"
-#include "choices.h"
+#include "common/choices.h"
 #include "common/cpu/capability.h"
 #include "common/cpu/pool.h"
+#include "common/decisions.h"
 #include "common/own_memory.h"
-#include "decisions.h"
-#include "engine.h"
+#include "engines.h"
 #include "graph/few_edges_cpu.h"
 #include "graph/row_hashes.h"
 #include "graph/stamp.h"
@@ -237,11 +237,11 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "relational_layer_backward(Tensor grad, Tensor x, Tensor weight, Tensor? edge_weight, Tensor? own, Tensor? root, "
       "Tensor[] by_dst, Tensor[] by_src, Tensor[] csr, Tensor[] csc, bool[] needs, int[] max_degrees=[]) -> Tensor[]");
-  // Computes those index arrays of pair_attention that the graph does not have yet (shared/functional/pair_attention.py). A pair
-  // is a unique (source, type). indptr: edges by node. by_pair: indptr and edge ids. pair_nodes, pair_of_edge: the
-  // source of each pair, the pair of each edge. by_node: indptr and pairs. pieces: type_ptr, rows, ptr and edge_ids of
-  // typed_edges. piece_ptr, order: these segments by row. longest [3], int64: the most edges of a node, the most edges
-  // of a pair, and the most rows that a node's gradient sums.
+  // Computes those index arrays of pair_attention that the graph does not have yet
+  // (shared/functional/pair_attention.py). A pair is a unique (source, type). indptr: edges by node. by_pair: indptr
+  // and edge ids. pair_nodes, pair_of_edge: the source of each pair, the pair of each edge. by_node: indptr and pairs.
+  // pieces: type_ptr, rows, ptr and edge_ids of typed_edges. piece_ptr, order: these segments by row. longest [3],
+  // int64: the most edges of a node, the most edges of a pair, and the most rows that a node's gradient sums.
   m.def(
       "pair_walks(Tensor indptr, Tensor[] by_pair, Tensor pair_nodes, Tensor pair_of_edge, Tensor[] by_node, "
       "Tensor[] pieces, Tensor piece_ptr, Tensor order) -> (Tensor edge_pairs, Tensor edge_pieces, Tensor pair_pieces, "
@@ -249,12 +249,12 @@ TORCH_LIBRARY(edgeless, m) {
       "Tensor weights, Tensor longest)");
   // Attention of a relational layer with one head. With the values v = x[j] weight[t] per unique (source j, type t),
   // out[i] is the sum of softmax(LeakyReLU(<x[i] weight[t], query> + <v, key>)) v over the edges of i, plus bias.
-  // walks, max_degrees: shared/functional/pair_attention.py. edge_ids: [], or with dropout the edge ids from which its mask is
-  // drawn, in the order of destinations and in that of pairs. query, key [M, 1]. The tensors after `out` are for the
-  // backward on the same device. The last is the sums without bias, which the backward takes as its `out`; it is empty
-  // if there is no bias or not keep_sums. With autograd enabled, the autograd node owns the values, and the returned
-  // `values` is empty. needs: x, weight, query, key, bias; a gradient that is not needed is an empty tensor. _over: the
-  // op may overwrite `values`.
+  // walks, max_degrees: shared/functional/pair_attention.py. edge_ids: [], or with dropout the edge ids from which its
+  // mask is drawn, in the order of destinations and in that of pairs. query, key [M, 1]. The tensors after `out` are
+  // for the backward on the same device. The last is the sums without bias, which the backward takes as its `out`; it
+  // is empty if there is no bias or not keep_sums. With autograd enabled, the autograd node owns the values, and the
+  // returned `values` is empty. needs: x, weight, query, key, bias; a gradient that is not needed is an empty tensor.
+  // _over: the op may overwrite `values`.
   m.def(
       "pair_attention(Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, "
       "Tensor[] edge_ids, float negative_slope, int[] max_degrees=[], bool keep_sums=False, Tensor? seed=None, "

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "attention/score.h"
+#include "common/score.h"
 #include "common/storage.h"
 #include "jit/expression.h"
 

@@ -10,12 +10,12 @@
 #include "attention/cuda/plan.h"
 #include "attention/inputs.h"
 #include "common/fold.h"
+#include "common/thresholds.h"
 #include "jit/launch.h"
 #include "plan_names.h"
 #include "programs/walk_plan.h"
 #include "relational/plan.h"
 #include "spmm/plan.h"
-#include "thresholds.h"
 
 namespace edgeless {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../common/packed.h"
-#include "../thresholds.h"
+#include "../common/thresholds.h"
 #include "call_cuda.h"
 #include "edge_terms_cuda.h"
 

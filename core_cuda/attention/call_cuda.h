@@ -11,7 +11,7 @@
 #include "../common/launch.h"
 #include "../common/storage_of.h"
 #include "../common/vector_rows.h"
-#include "../wsb/dot.h"
+#include "blocks_cuda.h"
 #include "calls.h"
 #include "cuda/kernels.h"
 

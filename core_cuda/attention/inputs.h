@@ -10,11 +10,9 @@
 #include "../common/checks.h"
 #include "../common/graph_arrays.h"
 #include "../common/optional.h"
-#include "score.h"
+#include "../common/score.h"
 
 namespace edgeless {
-
-using OptTensor = Optional<at::Tensor>;
 
 inline Score parse_score(const char* op, std::string_view name) {
   for (size_t k = 0; k < kScoreNames.size(); ++k) {

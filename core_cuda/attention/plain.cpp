@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "../common/edge_ends.h"
+#include "../spmm/edge_ends.h"
 
 namespace edgeless {
 namespace {

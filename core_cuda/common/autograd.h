@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "../engine.h"
+#include "engine.h"
 #include "graph_arrays.h"
 #include "optional.h"
 

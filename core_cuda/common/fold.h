@@ -12,9 +12,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../thresholds.h"
 #include "partition.h"
 #include "storage.h"
+#include "thresholds.h"
 
 namespace edgeless::cuda {
 

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/cpu/huge_pages.h"
+#include "../common/cpu/huge_pages.h"
 
 namespace edgeless {
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "../common/thresholds.h"
 #include "../jit/queue.h"
-#include "../thresholds.h"
 #include "grid_sort.h"
 
 namespace edgeless::cuda {

@@ -4,10 +4,10 @@
 
 #include <tuple>
 
-#include "common/cpu/room.h"
-#include "graph/aten_parallel.h"
-#include "graph/edge_sort.h"
-#include "graph/inputs.h"
+#include "../common/cpu/room.h"
+#include "aten_parallel.h"
+#include "edge_sort.h"
+#include "inputs.h"
 
 namespace edgeless {
 namespace {

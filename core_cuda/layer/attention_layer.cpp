@@ -5,8 +5,8 @@
 #include "../attention/plain.h"
 #include "../common/kept_result.h"
 #include "../common/packed.h"
+#include "../common/thresholds.h"
 #include "../projection/calls.h"
-#include "../thresholds.h"
 
 namespace edgeless {
 namespace {

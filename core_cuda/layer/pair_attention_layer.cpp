@@ -3,11 +3,11 @@
 #include <ATen/ATen.h>
 
 #include "../attention/plain.h"
-#include "../common/edge_ends.h"
 #include "../common/kept_result.h"
 #include "../common/own_memory.h"
 #include "../pair_attention/calls.h"
 #include "../relational/plain.h"
+#include "../spmm/edge_ends.h"
 
 namespace edgeless {
 namespace {

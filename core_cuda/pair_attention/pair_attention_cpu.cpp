@@ -1,6 +1,7 @@
 // Attention over pairs on the CPU, composed of other ops: products per pair, query terms per segment, single-head
 // additive attention whose edges add the term of their segment, and sums of the gradients of these terms. It exists for
-// tests without a GPU: layers on the CPU call separate ops, which are faster there (shared/functional/pair_attention.py).
+// tests without a GPU: layers on the CPU call separate ops, which are faster there
+// (shared/functional/pair_attention.py).
 #include <ATen/ATen.h>
 #include <torch/library.h>
 

@@ -1,6 +1,6 @@
 // Builds the index arrays of attention over pairs from the edges by pair and the segments by relation
-// (shared/functional/pair_attention.py). Each function is the work of one thread of a CUDA kernel, or of one iteration on the CPU.
-// No torch.
+// (shared/functional/pair_attention.py). Each function is the work of one thread of a CUDA kernel, or of one iteration
+// on the CPU. No torch.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@
 #include "../common/launch.h"
 #include "../common/optional.h"
 #include "../common/storage_of.h"
-#include "../thresholds.h"
+#include "../common/thresholds.h"
 #include "cuda/expression.h"
 #include "cuda/kernels.h"
 

@@ -2,9 +2,9 @@
 // only by tie rules that divide it among all edges with the extremum.
 #include <ATen/ATen.h>
 
-#include "../common/edge_ends.h"
 #include "../common/kept_result.h"
 #include "../common/second_derivatives.h"
+#include "../spmm/edge_ends.h"
 #include "inputs.h"
 
 namespace edgeless {

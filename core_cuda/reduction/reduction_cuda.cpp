@@ -6,11 +6,11 @@
 #include <optional>
 #include <string>
 
+#include "../common/engine.h"
 #include "../common/fold_tensors.h"
 #include "../common/kernel_types.h"
 #include "../common/launch.h"
 #include "../common/vector_rows.h"
-#include "../engine.h"
 #include "cuda/kernels.h"
 #include "cuda/plan.h"
 #include "inputs.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "../common/storage_of.h"
-#include "../thresholds.h"
+#include "../common/thresholds.h"
 #include "cuda/piece_tiles.h"
 #include "fused_plan.h"
 #include "plan.h"

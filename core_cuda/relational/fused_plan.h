@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../thresholds.h"
+#include "../common/thresholds.h"
 #include "cuda/expression.h"
 #include "cuda/kernels.h"
 #include "plan.h"

@@ -2,8 +2,8 @@
 // one product per edge.
 #pragma once
 
-#include "../common/edge_ends.h"
 #include "../common/second_derivatives.h"
+#include "../spmm/edge_ends.h"
 #include "calls.h"
 
 namespace edgeless {

@@ -7,7 +7,7 @@
 // in the capture's memory pool. Calls that may wait for the GPU are unsupported there (cusparse_capture_refusal).
 #pragma once
 
-#include "../engine.h"
+#include "../common/engine.h"
 #include "inputs.h"
 
 namespace edgeless::cuda {

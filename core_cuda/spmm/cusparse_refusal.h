@@ -1,7 +1,7 @@
 // Unsupported reasons of the cuSPARSE engine, worded to follow "cusparse: ". Null: supported.
 #pragma once
 
-#include "../engine.h"
+#include "../common/engine.h"
 #include "inputs.h"
 
 namespace edgeless {

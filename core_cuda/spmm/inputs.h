@@ -1,7 +1,9 @@
 // Argument checks of the SpMM ops, shared by both devices.
 #pragma once
 
-#include "../attention/inputs.h"
+#include "../common/checks.h"
+#include "../common/graph_arrays.h"
+#include "../common/optional.h"
 
 namespace edgeless {
 

@@ -3,11 +3,11 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "../common/decisions.h"
 #include "../common/fold_tensors.h"
 #include "../common/launch.h"
+#include "../common/thresholds.h"
 #include "../common/vector_rows.h"
-#include "../decisions.h"
-#include "../thresholds.h"
 #include "../wsb/sum.h"
 #include "cuda/kernels.h"
 #include "cusparse_engine.h"

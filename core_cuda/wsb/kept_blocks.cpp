@@ -52,9 +52,6 @@ std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr) {
   return kept ? kept->of(csr[0], csr[1]) : nullptr;
 }
 
-namespace {
-
-// Returns why the blocks of these arrays cannot be used; null if they can.
 const char* refusal_of_blocks(at::TensorList csr) {
   const auto blocks = blocks_of(csr);
   if (!blocks) return "no blocks are kept for these arrays: they belong to no Graph, or to one first used in a capture";
@@ -62,9 +59,7 @@ const char* refusal_of_blocks(at::TensorList csr) {
   return nullptr;
 }
 
-// Returns whether SpMM (head_dim 0) or attention on the blocks of one direction is profitable. gathered: the rows they
-// gather.
-bool pay(at::TensorList side, int64_t head_dim, const at::Tensor& gathered) {
+bool blocks_pay(at::TensorList side, int64_t head_dim, const at::Tensor& gathered) {
   const auto blocks = blocks_of(side);
   const int64_t bytes = gathered.numel() * gathered.element_size();
   return blocks && blocks->reuse >= cuda::reuse_that_pays(head_dim, bytes, side[0].numel() - 1, side[1].numel());
@@ -76,8 +71,6 @@ const char* refusal_of_rows(const at::Tensor& x) {
   return nullptr;
 }
 
-}  // namespace
-
 const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
   if (const char* refusal = refusal_of_rows(x)) return refusal;
   if (weight) return "its blocks hold bits, and these edges have weights";
@@ -87,27 +80,7 @@ const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::Tensor
 }
 
 bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
-  return !wsb_refusal(x, weight, csr) && pay(csr, 0, x);
-}
-
-const char* wsb_refusal(const AttentionCall& in, bool backward) {
-  if (in.score != Score::dot) return "of attention it computes that of the dot product";
-  if (const char* refusal = refusal_of_rows(in.dst)) return refusal;
-  if (in.edge_attr || in.edge_scale || in.dropout > 0) {
-    return "its blocks hold bits, and this call has dropout or numbers of edges";
-  }
-  const int64_t dim = in.dim();
-  if ((dim != 32 && dim != 64 && dim != 128) || in.channels() != dim) {
-    return "it has kernels for heads of 32, 64 and 128 features, as many in values as in keys";
-  }
-  if (const char* refusal = refusal_of_blocks(in.graph.csr)) return refusal;
-  return backward && !in.graph.csc.empty() ? refusal_of_blocks(in.graph.csc) : nullptr;
-}
-
-bool blocks_pay(const AttentionCall& in, bool backward) {
-  if (wsb_refusal(in, backward)) return false;
-  const at::TensorList csr = in.graph.csr, csc = in.graph.csc;
-  return pay(csr, in.dim(), in.src) && (!backward || csc.empty() || pay(csc, in.dim(), in.dst));
+  return !wsb_refusal(x, weight, csr) && blocks_pay(csr, 0, x);
 }
 
 }  // namespace edgeless

@@ -1,5 +1,5 @@
-// The weighted sparse blocks (WSB) of a graph, built by shared/graph/wsb.py and owned by the graph. Ops find them, below
-// autograd, by the index arrays they are given.
+// The weighted sparse blocks (WSB) of a graph, built by shared/graph/wsb.py and owned by the graph. Ops find them,
+// below autograd, by the index arrays they are given.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,10 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "../attention/inputs.h"
+#include "../common/optional.h"
 #include "../common/owners_by_arrays.h"
-#include "../spmm/inputs.h"
-#include "../thresholds.h"
+#include "../common/thresholds.h"
 
 namespace edgeless {
 
@@ -47,15 +46,20 @@ class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
 // The blocks of one direction's arrays; null where no graph has built blocks for them.
 std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr);
 
+// Returns why the blocks of one direction's arrays cannot be used, or why these rows cannot be multiplied by blocks,
+// worded to follow "wsb: ". Null: they can.
+const char* refusal_of_blocks(at::TensorList csr);
+const char* refusal_of_rows(const at::Tensor& x);
+
+// Returns whether SpMM (head_dim 0) or attention on the blocks of one direction is profitable. gathered: the rows they
+// gather.
+bool blocks_pay(at::TensorList side, int64_t head_dim, const at::Tensor& gathered);
+
 // Returns why an SpMM of x [columns, F] or [columns, H, F] cannot run on blocks, worded to follow "wsb: ". Null: it
 // can. The arguments must have passed the checks of the op.
 const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
 
 // Returns whether an SpMM on blocks is supported and profitable: engine `automatic` then uses them.
 bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
-
-// The same for dot product attention. backward: for all passes of the backward.
-const char* wsb_refusal(const AttentionCall& in, bool backward);
-bool blocks_pay(const AttentionCall& in, bool backward);
 
 }  // namespace edgeless

@@ -2,7 +2,7 @@
 
 ``EDGELESS_TUNING`` is one of :data:`MODES`: ``"cached"``, the default, reads the file. A decision is kept with the
 graph and registered in the core, where ops, backward included, find it by their index arrays
-(``core_cuda/decisions.h``). It takes effect before the first call.
+(``core_cuda/common/decisions.h``). It takes effect before the first call.
 """
 
 from __future__ import annotations

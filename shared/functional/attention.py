@@ -35,7 +35,7 @@ def attend(
     """Attention by the kernels, differentiable in every floating tensor any number of times.
 
     Args:
-        score: the name of a score in ``core_cuda/attention/score.h``.
+        score: the name of a score in ``core_cuda/common/score.h``.
         coefficient: of the score: the slope of the LeakyReLU, the scale of the dot product, or the cosine's eps.
         dst: rows of the destinations ``[Nd, H, D]``, or their logits ``[Nd, H]`` for gat.
         src: rows of the sources ``[Ns, H, D]``, or their logits ``[Ns, H]`` for gat.

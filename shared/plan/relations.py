@@ -321,7 +321,7 @@ def _widths_of_products(args: dict[str, Any]) -> list[int]:
     return columns
 
 
-_LAUNCH_BOUND_ROWS = 1 << 15  # kLaunchBoundRows of core_cuda/thresholds.h
+_LAUNCH_BOUND_ROWS = 1 << 15  # kLaunchBoundRows of core_cuda/common/thresholds.h
 
 
 def product_step(name: str, args: dict[str, Any], way: str = "") -> Step:

@@ -6,7 +6,7 @@ from devices import leaves_on, poison
 from edgeless import _C, Graph, functional, reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 0.02, torch.float16: 0.003}
-SCORES = _C.SCORES  # from core_cuda/attention/score.h: a score without kernel or reference fails
+SCORES = _C.SCORES  # from core_cuda/common/score.h: a score without kernel or reference fails
 OPTIONS = {
     "plain": (),
     "edges": ("edges",),

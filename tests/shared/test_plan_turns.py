@@ -49,7 +49,7 @@ def test_an_empty_graph_has_none():
 
 
 def test_a_sum_turns_at_the_threshold_of_its_batches():
-    """kLongSums of core_cuda/thresholds.h: batches of eight edges from a mean degree of 16 on."""
+    """kLongSums of core_cuda/common/thresholds.h: batches of eight edges from a mean degree of 16 on."""
     sizes = Sizes(100_000, 100_000, 800_000)
     plan = lambda sizes: plans.steps_of("spmm_none_F64", torch.float32, sizes, DEVICES["h200"])  # noqa: E731
     found = {(turn.step, turn.quantity, turn.grows): turn for turn in turns(plan, sizes)}

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "../../common/cpu/views.h"
-#include "../score.h"
+#include "../../common/score.h"
 
 namespace edgeless::cpu {
 

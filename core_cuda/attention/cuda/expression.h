@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../common/kernel_types.h"
-#include "../score.h"
+#include "../../common/score.h"
 #include "kernel.h"
 
 namespace edgeless::cuda {

@@ -7,7 +7,7 @@
 
 #include "../../common/partition.h"
 #include "../../common/storage.h"
-#include "../../thresholds.h"
+#include "../../common/thresholds.h"
 #include "kernel.h"
 
 namespace edgeless::cuda {

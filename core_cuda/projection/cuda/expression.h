@@ -5,7 +5,7 @@
 #include <climits>
 
 #include "../../common/kernel_types.h"
-#include "../../thresholds.h"
+#include "../../common/thresholds.h"
 #include "tilings.h"
 
 namespace edgeless::cuda::projection {

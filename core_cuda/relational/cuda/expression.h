@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "../../common/kernel_types.h"
-#include "../../thresholds.h"
+#include "../../common/thresholds.h"
 #include "geometry.h"
 #include "piece_tiles.h"
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "../../common/kernel_types.h"
+#include "../../common/thresholds.h"
 #include "../../jit/launch.h"
-#include "../../thresholds.h"
 #include "expression.h"
 #include "geometry.h"
 #include "short_pieces.h"

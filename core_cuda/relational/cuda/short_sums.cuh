@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "../../common/tf32.cuh"
-#include "../../thresholds.h"
+#include "../../common/thresholds.h"
 #include "geometry.h"
 #include "piece_tiles.h"
 #include "scaled_halves.cuh"

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
-#include "attention/score.h"
-#include "common/storage.h"
-#include "spmm/weighing.h"
+#include "score.h"
+#include "storage.h"
+#include "weighing.h"
 
 namespace edgeless::cuda {
 

@@ -2,7 +2,7 @@
 // times. Both are SpMM, as their gradients are: each row is summed in a fixed order, without atomics.
 #pragma once
 
-#include "../spmm/calls.h"
+#include "calls.h"
 
 namespace edgeless {
 

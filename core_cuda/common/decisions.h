@@ -1,5 +1,5 @@
-// Engines that were measured to be the fastest for an op on one direction of a graph (shared/choices/tuning.py). The graph owns
-// its decisions. Below autograd, an op finds them by the addresses of its index arrays.
+// Engines that were measured to be the fastest for an op on one direction of a graph (shared/choices/tuning.py). The
+// graph owns its decisions. Below autograd, an op finds them by the addresses of its index arrays.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/owners_by_arrays.h"
 #include "engine.h"
+#include "owners_by_arrays.h"
 
 namespace edgeless {
 

@@ -35,7 +35,7 @@ class OnEngine {
 
 inline bool is_cusparse(Engine engine) { return engine == Engine::cusparse || engine == Engine::cusparse_alg2; }
 
-// Adds to the module what shared/choices/engines.py uses.
-void define_engines(pybind11::module_& m);
+// Adds the choices of engines to the module, for shared/choices/engines.py.
+void define_engine_choices(pybind11::module_& m);
 
 }  // namespace edgeless

@@ -1,11 +1,11 @@
-#include "cuda/dot.h"
+#include "../wsb/cuda/dot.h"
 
+#include "../common/decisions.h"
+#include "../common/engine.h"
 #include "../common/launch.h"
 #include "../common/storage_of.h"
-#include "../decisions.h"
-#include "../engine.h"
+#include "../wsb/blocks_cuda.h"
 #include "blocks_cuda.h"
-#include "dot.h"
 
 namespace edgeless::cuda {
 namespace {

@@ -1,9 +1,9 @@
 // Attention over weighted sparse blocks, for calls without an unsupported reason (wsb_refusal).
 #pragma once
 
-#include "../attention/cuda/args.h"
 #include "../jit/queue.h"
-#include "kept_blocks.h"
+#include "blocks.h"
+#include "cuda/args.h"
 
 namespace edgeless::cuda {
 

@@ -1,5 +1,5 @@
-// A user's choices for `with` blocks (shared/choices/scoped.py). A choice belongs to the calling thread; threads of autograd
-// inherit it from the thread that called backward(), as they inherit torch's own settings.
+// A user's choices for `with` blocks (shared/choices/scoped.py). A choice belongs to the calling thread; threads of
+// autograd inherit it from the thread that called backward(), as they inherit torch's own settings.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-#include "engine.h"
+#include "engines.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -9,25 +9,15 @@
 #include <utility>
 #include <vector>
 
+#include "attention/blocks.h"
+#include "common/engine.h"
 #include "spmm/cusparse_plans.h"
 #include "spmm/cusparse_refusal.h"
-#include "wsb/kept_blocks.h"
 
 namespace edgeless {
 namespace {
 
 namespace py = pybind11;
-
-const Choice& engine_choice() {
-  static const Choice choice("edgeless.engine", {"auto", "rowsplit", "cusparse", "cusparse-alg2", "wsb"});
-  return choice;
-}
-
-const Choice& gradient_choice() {
-  static const Choice choice("edgeless.gradient_engine",
-                             {kAnyGradientEngine, "gather", "shared_scatter", "cluster_scatter", "scatter"});
-  return choice;
-}
 
 std::optional<std::string> words(const char* refusal) {
   return refusal ? std::optional<std::string>(refusal) : std::nullopt;
@@ -35,21 +25,8 @@ std::optional<std::string> words(const char* refusal) {
 
 }  // namespace
 
-Engine chosen_engine() { return static_cast<Engine>(engine_choice().chosen()); }
-
-const std::string& chosen_gradient_engine() { return gradient_choice().names()[gradient_choice().chosen()]; }
-
-OnEngine::OnEngine(Engine engine) {
-  if (engine != chosen_engine()) block_ = engine_choice().begin(static_cast<int>(engine));
-}
-
-OnEngine::~OnEngine() {
-  if (block_) engine_choice().end(*block_);
-}
-
 void define_engines(py::module_& m) {
-  m.attr("engine_choice") = py::cast(&engine_choice(), py::return_value_policy::reference);
-  m.attr("gradient_choice") = py::cast(&gradient_choice(), py::return_value_policy::reference);
+  define_engine_choices(m);
   // These functions release the GIL: they wait for a plan's mutex, and an op that holds that mutex may wait for the
   // GIL.
   using Released = py::call_guard<py::gil_scoped_release>;
