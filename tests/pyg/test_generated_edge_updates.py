@@ -77,6 +77,22 @@ class Kept(Attention):
         return super().end(x, edge_index, alpha)
 
 
+class KeptAfter(Attention):
+    def end(self, x, edge_index, alpha):
+        out = super().end(x, edge_index, alpha)
+        self.last = alpha
+        return out
+
+
+class Watches(Attention):
+    """The values are read without gradients first, and lead gradients all the same."""
+
+    def end(self, x, edge_index, alpha):
+        with torch.no_grad():
+            assert alpha.mean().isfinite()
+        return super().end(x, edge_index, alpha)
+
+
 class Twice(Attention):
     def end(self, x, edge_index, alpha):
         return super().end(x, edge_index, alpha) + super().end(x * 2, edge_index, alpha)
@@ -303,7 +319,7 @@ class Fails(Attention):
 
 JOINED = [Attention, Returned, Twice, NormalisesBetween, Pairs, Chained, Shared, Scatters, GATEConv]
 APART = [Kept, Reads, Masks, ChangesState, ChangesWeight, WithoutGradient, WritesValues, WritesAttribute, Normalises]
-APART += [OtherEdges, Scripts, Hooks, Modes, Fails]
+APART += [KeptAfter, Watches, OtherEdges, Scripts, Hooks, Modes, Fails]
 
 
 def pair_of(cls):
@@ -475,7 +491,7 @@ def test_a_plain_attention_lands():
     assert "gat" in edgeless.explain(ours, *args).how
 
 
-@pytest.mark.parametrize("cls", [Returned, Kept, Twice])
+@pytest.mark.parametrize("cls", [Returned, Kept, KeptAfter, Twice])
 def test_dropout_is_the_same_wherever_the_values_are_read(cls):
     """The returned weights are those that the sums have used, whatever has computed them."""
     _, ours, args = pair_of(cls)
