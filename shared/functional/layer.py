@@ -26,7 +26,9 @@ from .projection import fits, rounds, small_weights
 
 _SUM_LAYER = torch.ops.edgeless.sum_layer.default
 _PARTS = (DistGraph, LocalGraph)
-_FEW_NODES = 1 << 15  # kLaunchBoundRows of core_cuda/common/thresholds.h: below it, a GEMM takes less time than its launch
+_FEW_NODES = (
+    1 << 15
+)  # kLaunchBoundRows of core_cuda/common/thresholds.h: below it, a GEMM takes less time than its launch
 
 
 def _is_one_op(graph: Graph, x: Tensor, writes_over: bool = False) -> bool:
