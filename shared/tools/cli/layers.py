@@ -135,13 +135,12 @@ LAYERS = {
 # Layers that the generator runs (docs/design.md), all of PyG and as wide as their input -------------------------------
 
 NARROW = 16  # features of an edge, where they are not as wide as the nodes'
-SUMS, CHANNELS, WIDE, NARROW_EDGES, PRODUCTS, FILTERS = GROUPS = (
+SUMS, CHANNELS, WIDE, NARROW_EDGES, PRODUCTS = GROUPS = (
     "pointwise sums and means",
     "softmax by channel, moments",
     "edge features of full width",
     "narrow edge features",
-    "a product of every edge, then a maximum",
-    "a perceptron of edge features",
+    "a product by edge",
 )
 # What degrees scale PNA's results by; which ones they are changes no time.
 _PNA = {
@@ -201,7 +200,7 @@ GENERATED = {
     "own-attention": _generated("MessagePassing", NARROW_EDGES, "own attention", _own_attention, NARROW),
     "edge-max": _generated("EdgeConv", PRODUCTS, "EdgeConv(max)", _edge_conv("max")),
     "point-net": _generated("PointNetConv", PRODUCTS, "PointNetConv", _point_net),
-    "edge-filter": _generated("MessagePassing", FILTERS, "edge filter", _edge_filter, NARROW),
+    "edge-filter": _generated("MessagePassing", PRODUCTS, "edge filter", _edge_filter, NARROW),
 }
 EVERY_LAYER = {**LAYERS, **GENERATED}
 DEMO_LAYERS = {**LAYERS, "own-attention": GENERATED["own-attention"]}
