@@ -1,8 +1,9 @@
 """The choice of the engine that computes sums over neighbours, attention and sampled products.
 
 ``engine(name)`` chooses one of :data:`ENGINES` for everything inside a ``with`` block. The engine is picked where an op
-picks its kernel (``core_cuda/spmm/spmm_cuda.cpp``, ``core_cuda/attention/blocks_cuda.cpp``), below autograd and every layer.
-For a call that it does not support it gives the reason in words, and rowsplit, which supports all calls, runs instead.
+picks its kernel (``core_cuda/spmm/spmm_cuda.cpp``, ``core_cuda/attention/blocks_cuda.cpp``), below autograd and every
+layer. For a call that it does not support it gives the reason in words, and rowsplit, which supports all calls, runs
+instead.
 """
 
 from __future__ import annotations
