@@ -16,6 +16,7 @@
 #include "common/choices.h"
 #include "common/cpu/capability.h"
 #include "common/cpu/pool.h"
+#include "common/cpu/tensors.h"
 #include "common/decisions.h"
 #include "common/own_memory.h"
 #include "engines.h"
@@ -296,6 +297,9 @@ PYBIND11_MODULE(_C, m) {
     }
   });
   m.def("limit_cpu_capability", &edgeless::cpu::limit_capability);
+  m.def("empty_rows", [](const std::vector<int64_t>& shape, at::ScalarType dtype) {
+    return edgeless::cpu::empty_rows(shape, at::TensorOptions().dtype(dtype));
+  });
   m.def("pooled_bytes", &edgeless::cpu::pooled_bytes);
   m.def("release_pool", &edgeless::cpu::release_blocks);
   m.def("saves_unseen", &edgeless::saves_unseen);

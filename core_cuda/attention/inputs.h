@@ -63,25 +63,6 @@ struct AttentionCall {
   std::array<int64_t, 3> stats_shape() const { return {dst.is_cuda() ? 1 : 2, num_dst(), heads()}; }
 };
 
-inline void check_compressed(const char* op, const char* name, at::TensorList graph, int64_t rows, int64_t edges,
-                             const at::Device& device) {
-  TORCH_CHECK_VALUE(graph.size() == 2 || graph.size() == 3, op, ": ", name,
-                    " must hold [indptr, indices] or [indptr, indices, edge_ids], got ", graph.size(), " tensors");
-  const auto index = graph[0].scalar_type();
-  TORCH_CHECK_VALUE(index == at::kInt || index == at::kLong, op, ": ", name, " must be int32 or int64, got ", index);
-  for (const auto& t : graph) {
-    check_dim(op, name, t, 1, "one-dimensional tensors");
-    check_dtype(op, name, t, index);
-    check_device(op, name, t, device);
-    TORCH_CHECK_VALUE(t.is_contiguous(), op, ": ", name, " must be contiguous");
-  }
-  TORCH_CHECK_VALUE(graph[0].size(0) == rows + 1, op, ": indptr of ", name, " must have ", rows + 1, " elements, got ",
-                    graph[0].size(0));
-  TORCH_CHECK_VALUE(graph[1].size(0) == edges, op, ": indices of ", name, " must have ", edges, " elements, got ",
-                    graph[1].size(0));
-  if (graph.size() == 3) check_shape(op, "edge_ids", graph[2], graph[1].sizes());
-}
-
 // Checks an array with one value per edge, in the order of one direction, that follows the edge ids in its array list.
 inline void check_behind_ids(const char* op, const char* name, const at::Tensor& t, int64_t edges, at::ScalarType dtype,
                              const at::Device& device) {

@@ -33,4 +33,23 @@ inline void check_dim(const char* op, const char* name, const at::Tensor& t, int
   TORCH_CHECK_VALUE(t.dim() == dim, op, ": ", name, " must be ", meaning, ", got shape ", t.sizes());
 }
 
+inline void check_compressed(const char* op, const char* name, at::TensorList graph, int64_t rows, int64_t edges,
+                             const at::Device& device) {
+  TORCH_CHECK_VALUE(graph.size() == 2 || graph.size() == 3, op, ": ", name,
+                    " must hold [indptr, indices] or [indptr, indices, edge_ids], got ", graph.size(), " tensors");
+  const auto index = graph[0].scalar_type();
+  TORCH_CHECK_VALUE(index == at::kInt || index == at::kLong, op, ": ", name, " must be int32 or int64, got ", index);
+  for (const auto& t : graph) {
+    check_dim(op, name, t, 1, "one-dimensional tensors");
+    check_dtype(op, name, t, index);
+    check_device(op, name, t, device);
+    TORCH_CHECK_VALUE(t.is_contiguous(), op, ": ", name, " must be contiguous");
+  }
+  TORCH_CHECK_VALUE(graph[0].size(0) == rows + 1, op, ": indptr of ", name, " must have ", rows + 1, " elements, got ",
+                    graph[0].size(0));
+  TORCH_CHECK_VALUE(graph[1].size(0) == edges, op, ": indices of ", name, " must have ", edges, " elements, got ",
+                    graph[1].size(0));
+  if (graph.size() == 3) check_shape(op, "edge_ids", graph[2], graph[1].sizes());
+}
+
 }  // namespace edgeless

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from .. import _C
 from ..graph.handle import Graph
 from . import c_compiler, ops
 from .agreement import agree
@@ -297,7 +298,7 @@ class _Function:
                 raise TypeError(f"{node} is {tensor.dtype} and not {dtype}")
             inputs.append((_rows_in_front(operand, tensor) if moved else tensor).contiguous())
         edges = sizes.edges
-        outputs = [torch.empty((edges if by_edge else rows, *s), dtype=d) for by_edge, s, d, _ in self.results]
+        outputs = [_C.empty_rows((edges if by_edge else rows, *s), d) for by_edge, s, d, _ in self.results]
         totals = [torch.empty(shape, dtype=dtype) for shape, dtype in self.totals]
         workspace = torch.empty(self.code.workspace, dtype=torch.uint8)
         tensors = [*arrays, *inputs, *outputs, *totals, workspace]
