@@ -45,26 +45,3 @@ inline void copy(uint32_t to, const void* from, bool there) {
 
 }  // namespace on_host
 
-// mma.m16n8k16 of 16-bit values S.
-template <class S>
-void multiply_halves(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const uint32_t b[2] = {b0, b1};
-  uint32_t left[32][4], right[32][4];
-  memcpy(left, on_host::exchange(~0u, a, sizeof(a)), sizeof(left));
-  memcpy(right, on_host::exchange(~0u, b, sizeof(b)), sizeof(right));
-  const auto value = [](uint32_t word, int half) {
-    const auto bits = static_cast<uint16_t>(word >> 16 * half);
-    if constexpr (std::is_same_v<S, __half>) return static_cast<double>(__half2float(bits_as<__half>(bits)));
-    return static_cast<double>(__uint_as_float(static_cast<uint32_t>(bits) << 16));
-  };
-  const int lane = on_host::current % 32;
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    double sum = c[i];
-    for (int k = 0; k < 16; ++k) {
-      sum += value(left[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) *
-             value(right[column * 4 + k % 8 / 2][k / 8], k % 2);
-    }
-    c[i] = static_cast<float>(sum);
-  }
-}

@@ -28,7 +28,7 @@ _REPLACED = {
     "projection/cuda/tiles.cuh": [
         ("return static_cast<uint32_t>(__cvta_generic_to_shared(at));", "return on_host::shared_address(at);")
     ],
-    "projection/cuda/half_tiles.cuh": [("#if __CUDA_ARCH__ >= 800", "multiply_halves<S>(c, a, b0, b1);\n#if 0")],
+    "common/half_mma.cuh": [("#if __CUDA_ARCH__ >= 800", "multiply_halves<S>(c, a, b0, b1);\n#if 0")],
     f"{_R}/shared_access.cuh": [
         (
             'asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));',

@@ -369,17 +369,17 @@ def test_training_on_small_graphs_is_held_against_pyg(tmp_path):
         trained("qm9", 32, "pna", "pyg", 8.0, 10.0),
     ]
     text = steps_page({"small-molecules": Suite([SETTING], rows)})
-    assert "| zinc, 128, gine | 8.00 / 16.0 | — | — | 1.00 / 4.00 (8.00 / 4.00) | 1.20 | 5.0 % |" in text
-    assert "| qm9, 32, pna | 8.00 / 10.0 | — | — | — | — | — |" in text
-    assert "| **128 molecules, geometric mean** |  | — | — | **4.00 / 2.00** |  |  |" in text
+    assert "| zinc, 128, gine fp32 | 8.00 / 16.0 | — | — | — | 1.00 / 4.00 (8.00 / 4.00) | 1.20 | 5.0 % |" in text
+    assert "| qm9, 32, pna fp32 | 8.00 / 10.0 | — | — | — | — | — | — |" in text
+    assert "| **128 molecules, geometric mean** |  | — | — | — | **4.00 / 2.00** |  |  |" in text
     assert "One small graph" not in text
     steps = [trained("tiny", None, "gcn", "pyg", 3.0), trained("tiny", None, "gcn", "edgeless-pyg", 2.0)]
     text = steps_page({"small": Suite([SETTING], steps)})
-    assert "| tiny, gcn | 3.00 | — | 2.00 (1.50) | — | — |" in text and "Batches of molecules" not in text
+    assert "| tiny, gcn fp32 | 3.00 | — | — | 2.00 (1.50) | — | — |" in text and "Batches of molecules" not in text
     assert "small-graphs-figures.md" not in files(tmp_path)
     for name, part in (("a.json", rows[:3]), ("b.json", rows[3:])):
         write(tmp_path, name, "small-molecules", part)
-    assert "| zinc, 128, gine |" in files(tmp_path)["small-graphs-figures.md"]
+    assert "| zinc, 128, gine fp32 |" in files(tmp_path)["small-graphs-figures.md"]
     write(tmp_path, "c.json", "small-molecules", rows[:1])
     with pytest.raises(ValueError, match=r"c\.json and a\.json both hold zinc gine"):
         read(tmp_path)

@@ -235,6 +235,7 @@ WITHOUT_FIELDS = {
     "graph/typed.py:typed_graph_for": "adds a name and the other object to its caller's key",
     "pyg/nn/aggr.py:_graph_of": "the number of rows is the last number of ptr, or the graph cannot be built",
     "choices/engines.py:_keep": "the name of an engine",
+    "programs/ops.py:without_edges": "a name and whether the receiving end is meant",
     "choices/engines.py:_prepare": "the name of an engine",
     "tools/cli/plan_layers.py:_Counts": "the keys of the typed graph that it stands for",
 }

@@ -34,7 +34,7 @@ def test_equal_calls_are_captured_after_the_warm_up():
     assert torch.equal(model(X, ENDS), expected)
 
 
-@pytest.mark.parametrize("module, name", [("_extension", "provided"), ("max_degrees", "arrived")])
+@pytest.mark.parametrize("module, name", [("_extension", "provided"), ("graph.max_degrees", "arrived")])
 @pytest.mark.parametrize("changes, runs", [(0, 3), (2, 3), (3, 4), (5, 6), (1000, 11)])
 def test_the_warm_up_goes_on_until_a_run_launches_what_the_run_before_did(monkeypatch, module, name, changes, runs):
     """A kernel cannot be loaded in a recording, and what is known of a graph decides which kernels run."""

@@ -317,7 +317,7 @@ def test_without_a_driver_and_with_an_old_one_there_are_words(told):
 def test_layers_ask_the_driver_before_they_compute(told, driver, words):
     said, log = told(
         """
-        from edgeless import gpus
+        from edgeless.choices import gpus
         print(gpus._driver_refusal(), gpus._driver_version() if gpus._driver() else "")
         """,
         driver=driver,
