@@ -80,7 +80,7 @@ class GeneratedLayer(Scriptable):
 
     def forward(self, *args, **kwargs):
         """The stock forward, whose tensors by edge are not written where it runs as a program."""
-        if compiling() or forwards.STATE.traced or type(forwards.LAYERS.get(self)) is str:
+        if type(forwards.LAYERS.get(self)) is str or forwards.STATE.traced or compiling():
             return super().forward(*args, **kwargs)
         return forwards.run(self, super().forward, args, kwargs)
 
@@ -228,8 +228,8 @@ def _scriptable(cls: type) -> type:
 def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
     if forwards.STATE.traced:
         return stock_step(layer, step)(layer, edge_index, *args, **kwargs)
-    scope = None if compiling() else edge_values.scope_of(layer)
-    if scope is None:
+    scope = edge_values.scope_of(layer)
+    if scope is None or compiling():
         return _run_alone(layer, step, names, edge_index, args, kwargs)
     with scope.at_work():
         if step == "propagate":

@@ -47,7 +47,7 @@ class Run(torch.autograd.Function):
             # What only second derivatives read may be written in place, so autograd must not watch it.
             others = {p: t for p, t in enumerate(kept) if t is not None and p not in program.reads_once}
             ctx.others = {p: (t, t._version) for p, t in others.items()}
-            ctx.save_for_backward(*(None if p in others else t for p, t in enumerate(kept)), *saved)
+            ctx.save_for_backward(*[None if p in others else t for p, t in enumerate(kept)], *saved)
         results = tuple(values[:count])
         ctx.mark_non_differentiable(
             *results[program.results :], *(r for r, depends in zip(results, program.differentiable) if not depends)

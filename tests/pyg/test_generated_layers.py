@@ -21,7 +21,7 @@ from edgeless.layers.calls import recording
 from edgeless.pyg import forwards, generated
 
 STOCK = ("SimpleConv mul",)  # the gradient of a product
-WHOLE = ("HEATConv", "CFConv", "ViS_MP")  # make tensors by edge before they propagate
+WHOLE = ("HEATConv", "CFConv")  # make tensors by edge before they propagate
 LANDED = {
     "SimpleConv": "spmm",
     "ChebConv": "spmm",

@@ -138,6 +138,7 @@ def test_products_run_only_where_they_are_asked_for(monkeypatch):
     program = SimpleNamespace(
         width=64,
         divides_extrema=False,
+        whole=False,
         landing=None,
         ready=lambda graph: True,
         walks=lambda: [SimpleNamespace(code=code)],
