@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 import on_host as host
 from torch import Tensor
 
-_FLAGS = (*host._FLAGS, "-fno-strict-aliasing", "-D__CUDA_ARCH__=900")
+_FLAGS = ("-fno-strict-aliasing", "-D__CUDA_ARCH__=900", f"-I{Path(__file__).parent}")
 _DYNAMIC = ("extern __shared__ uint4 two_weights[];", "extern __shared__ float4 memory[];")
 _R = "relational/cuda"
 # Instructions of PTX, and declarations of CUDA, in the headers that the kernels include, and calls in their place.
 _REPLACED = {
-    "common/vec.cuh": [('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = exp2f(x);")],
-    "common/tf32.cuh": [("#if __CUDA_ARCH__ >= 800", "multiply_tf32(c, a, b, fresh);\n#if 0")],
+    **host.REPLACED,
     "common/words.cuh": [
         (
             'asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(index), "r"(stride), "l"(base));',
@@ -28,7 +25,6 @@ _REPLACED = {
     "projection/cuda/tiles.cuh": [
         ("return static_cast<uint32_t>(__cvta_generic_to_shared(at));", "return on_host::shared_address(at);")
     ],
-    "common/half_mma.cuh": [("#if __CUDA_ARCH__ >= 800", "multiply_halves<S>(c, a, b0, b1);\n#if 0")],
     f"{_R}/shared_access.cuh": [
         (
             'asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));',
@@ -158,20 +154,10 @@ def neighbors(rows: Tensor, indices: Tensor, weights=None, ids=None, of_pieces=N
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory:
-    made = tempfile.TemporaryDirectory(prefix="edgeless-")
-    root = Path(made.name) / "core"
-    shutil.copytree(host._CORE, root, ignore=lambda folder, names: [n for n in names if n.endswith(".cpp")])
-    for name, pairs in _REPLACED.items():
-        text = (root / name).read_text()
-        for old, new in pairs:
-            assert old in text, (name, old)
-            text = text.replace(old, new)
-        (root / name).write_text(text)
-    for path in root.rglob("*.cuh"):
+    made = host.headers(_REPLACED)
+    for path in Path(made.name).rglob("*.cuh"):
         text = path.read_text()
         path.write_text(text.replace("asm volatile(", "asm(").replace("__noinline__ ", ""))
-    for name in ("cuda_fp16.h", "cuda_bf16.h"):
-        (root / name).write_text("")
     return made
 
 
@@ -182,15 +168,5 @@ def library(width: int, weights: str, full: bool, stored: str = "float", transpo
         "WIDTH": width, "WEIGHTS": f"Weights::{weights}", "FULL": str(full).lower(), "STORED": stored,
         "TRANSPOSED": str(transposed).lower(),
     }  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=_folder().name) as folder:
-        file = Path(folder) / "kernels.cpp"
-        file.write_text(_SOURCE)
-        includes = [f"-I{Path(host.__file__).parent}", f"-I{Path(__file__).parent}", f"-I{_folder().name}/core"]
-        made = file.with_suffix(".so")
-        macros = [f"-D{name}={value}" for name, value in defined.items()]
-        done = subprocess.run(
-            ["g++", *_FLAGS, *macros, *includes, str(file), "-o", str(made)], capture_output=True, text=True
-        )
-        if done.returncode:
-            raise RuntimeError(f"g++ fails: {done.stderr[:3000]}")
-        return ctypes.CDLL(str(made))
+    macros = [f"-D{name}={value}" for name, value in defined.items()]
+    return host.library_of(_SOURCE, _folder(), *_FLAGS, *macros)

@@ -202,6 +202,20 @@ def test_parity_on_cuda(name, dtype, tolerance):
     assert all(a < max(tolerance, 2 * b) for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
 
 
+def agree_on_the_host(layer, args, dtype):
+    """Compares generated kernels that the CPU runs with float64, allowing twice the stock layer's error."""
+    expected = results(layer, args, {})
+    theirs, ours = (copy.deepcopy(layer).to(dtype) for _ in range(2))
+    edgeless.accelerate(ours)
+    generated.PROGRAMS.clear()
+    with host.on_host() as interpreted:
+        found = results(ours, cast(args, "cpu", dtype), {})
+    generated.PROGRAMS.clear()
+    assert not interpreted
+    for mine, other, exact in zip(found, results(theirs, cast(args, "cpu", dtype), {}), expected, strict=True):
+        assert error(mine.double(), exact) < max(1e-5, 2 * error(other.double(), exact))
+
+
 def skewed(nodes=3000, edges=60_000, hub=9000):
     """Edges of which one node receives and one sends many."""
     g = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch_geometric.nn as stock
 from generated_cases import error
-from test_generated_cuda import NEEDS_NVRTC, cast, results, skewed, walks_of
+from test_generated_cuda import NEEDS_NVRTC, agree_on_the_host, cast, results, skewed, walks_of
 from torch import nn
 from torch_geometric.utils import softmax
 
@@ -23,7 +23,6 @@ from edgeless.programs.cuda_products import _places
 from edgeless.programs.cuda_rows import Rows, allocate, padded
 from edgeless.programs.cuda_walks import CudaWalk
 from edgeless.programs.spaces import Refused
-from edgeless.pyg import generated
 from edgeless.tools.cli.own_perceptrons import edge_filter, perceptron, point_net
 
 
@@ -190,19 +189,6 @@ def test_edges_that_are_equal_share_a_gradient_on_the_host():
     x, ends = shortened(inputs("max", 32, 60, 900, 300), 200)
     single = torch.cat([ends, ends[:, :150]], 1)  # some windows have equal edges, others none
     agree_on_the_host(LAYERS["max"](32).double(), (x, single), torch.float32)
-
-
-def agree_on_the_host(layer, args, dtype):
-    expected = results(layer, args, {})
-    theirs, ours = (copy.deepcopy(layer).to(dtype) for _ in range(2))
-    edgeless.accelerate(ours)
-    generated.PROGRAMS.clear()
-    with host.on_host() as interpreted:
-        found = results(ours, cast(args, "cpu", dtype), {})
-    generated.PROGRAMS.clear()
-    assert not interpreted
-    for mine, other, exact in zip(found, results(theirs, cast(args, "cpu", dtype), {}), expected, strict=True):
-        assert error(mine.double(), exact) < max(1e-5, 2 * error(other.double(), exact))
 
 
 @pytest.mark.cuda

@@ -9,8 +9,7 @@ import on_host as host
 import pytest
 import torch
 import torch_geometric.nn as stock
-from generated_cases import error
-from test_generated_cuda import NEEDS_NVRTC, cast, results, skewed, walks_of
+from test_generated_cuda import NEEDS_NVRTC, agree_on_the_host, cast, results, skewed, walks_of
 from torch import nn
 
 import edgeless
@@ -19,7 +18,6 @@ from edgeless.kernels.provider import kernel_named
 from edgeless.programs.cuda_tiles import _places, _steps
 from edgeless.programs.cuda_walks import CudaWalk
 from edgeless.programs.schedule import is_fold
-from edgeless.pyg import generated
 from edgeless.tools.cli.own_attention import own_attention
 
 LAYERS = {
@@ -146,29 +144,20 @@ ON_HOST = [
 @pytest.mark.parametrize("name, width, features, edges, dtype", ON_HOST)
 def test_products_agree_with_the_layer_on_the_host(name, width, features, edges, dtype):
     torch.manual_seed(1)
-    agree_on_the_host(LAYERS[name](width, features).double(), width, features, edges, dtype)
+    agree_on_the_host(LAYERS[name](width, features).double(), cut(width, features, edges), dtype)
 
 
 @pytest.mark.skipif(host.missing() is not None, reason=f"{host.missing()}")
 @pytest.mark.parametrize("kind, features", [("halves", 32), ("heads", 16), ("extremum", 16)])
 def test_products_in_other_messages(kind, features):
     torch.manual_seed(1)
-    agree_on_the_host(Own(kind).double(), 64, features, 400, torch.float32)
+    agree_on_the_host(Own(kind).double(), cut(64, features, 400), torch.float32)
 
 
-def agree_on_the_host(layer, width, features, edges, dtype):
+def cut(width, features, edges):
+    """The first edges of a graph, with inputs."""
     x, ends, e = inputs(width, features, 60, 900, 300)
-    args = x, ends[:, :edges], e[:edges].detach().requires_grad_()
-    expected = results(layer, args, {})
-    theirs, ours = (copy.deepcopy(layer).to(dtype) for _ in range(2))
-    edgeless.accelerate(ours)
-    generated.PROGRAMS.clear()
-    with host.on_host() as interpreted:
-        found = results(ours, cast(args, "cpu", dtype), {})
-    generated.PROGRAMS.clear()
-    assert not interpreted
-    for mine, other, exact in zip(found, results(theirs, cast(args, "cpu", dtype), {}), expected, strict=True):
-        assert error(mine.double(), exact) < max(1e-5, 2 * error(other.double(), exact))
+    return x, ends[:, :edges], e[:edges].detach().requires_grad_()
 
 
 @pytest.mark.cuda

@@ -23,11 +23,11 @@ from edgeless.programs.program import Program
 PROCESSORS = 2  # of the GPU that walks are divided for
 _FLAGS = ("-std=gnu++17", "-O1", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
 # What g++ does not know in a header, and what is there in its place.
-_REPLACED = {
-    "common/vec.cuh": ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = exp2f(x);"),
-    "common/tf32.cuh": ("#if __CUDA_ARCH__ >= 800", "multiply_tf32(c, a, b, fresh);\n#if 0"),
-    "common/half_mma.cuh": ("#if __CUDA_ARCH__ >= 800", "multiply_halves<S>(c, a, b0, b1);\n#if 0"),
-    "programs/walk.cuh": ("extern __shared__ uint4 dynamic[];", "uint4* const dynamic = on_host::dynamic;"),
+REPLACED = {
+    "common/vec.cuh": [('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = exp2f(x);")],
+    "common/tf32.cuh": [("#if __CUDA_ARCH__ >= 800", "multiply_tf32(c, a, b, fresh);\n#if 0")],
+    "common/half_mma.cuh": [("#if __CUDA_ARCH__ >= 800", "multiply_halves<S>(c, a, b0, b1);\n#if 0")],
+    "programs/walk.cuh": [("extern __shared__ uint4 dynamic[];", "uint4* const dynamic = on_host::dynamic;")],
 }
 _CORE = Path(__file__).resolve().parents[2] / "core_cuda"
 
@@ -42,19 +42,39 @@ def missing() -> str | None:
     return None if done.returncode == 0 else "g++ does not know the types of on_host.h"
 
 
+def headers(replaced: dict[str, list[tuple[str, str]]]) -> tempfile.TemporaryDirectory:
+    """A folder ``core`` with the headers of the core, in which texts are replaced, by file."""
+    made = tempfile.TemporaryDirectory(prefix="edgeless-")
+    root = Path(made.name) / "core"
+    shutil.copytree(_CORE, root, ignore=lambda folder, names: [n for n in names if n.endswith(".cpp")])
+    for name, pairs in replaced.items():
+        text = (root / name).read_text()
+        for old, new in pairs:
+            assert old in text, (name, old)
+            text = text.replace(old, new)
+        (root / name).write_text(text)
+    for name in ("cuda_fp16.h", "cuda_bf16.h"):
+        (root / name).write_text("")
+    return made
+
+
+def library_of(source: str, folder: tempfile.TemporaryDirectory, *flags: str) -> ctypes.CDLL:
+    """A source as a library, with the headers in a folder and on_host.h."""
+    with tempfile.TemporaryDirectory(dir=folder.name) as inner:
+        file = Path(inner) / "kernels.cpp"
+        file.write_text(source)
+        made = file.with_suffix(".so")
+        includes = [f"-I{Path(__file__).parent}", f"-I{folder.name}/core"]
+        command = ["g++", *_FLAGS, *flags, *includes, str(file), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"g++ fails: {done.stderr[:3000]}")
+        return ctypes.CDLL(str(made))
+
+
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory:
-    """A folder with the headers of the core, in which the instructions of PTX that walks use are calls."""
-    made = tempfile.TemporaryDirectory(prefix="edgeless-")
-    root = Path(made.name)
-    shutil.copytree(_CORE, root / "core", ignore=lambda folder, names: [n for n in names if n.endswith(".cpp")])
-    for name, (old, new) in _REPLACED.items():
-        text = (root / "core" / name).read_text()
-        assert old in text
-        (root / "core" / name).write_text(text.replace(old, new))
-    for name in ("cuda_fp16.h", "cuda_bf16.h"):
-        (root / "core" / name).write_text("")
-    return made
+    return headers(REPLACED)
 
 
 @functools.cache
@@ -69,17 +89,7 @@ def _library(header: str, expression: str) -> ctypes.CDLL:
 {text}
 extern "C" void launch(const char* words, int columns, int rows, int threads, int bytes) {{ {call} }}
 """
-    with tempfile.TemporaryDirectory(dir=_folder().name) as folder:
-        file = Path(folder) / "kernel.cpp"
-        file.write_text(source)
-        includes = [f"-I{Path(__file__).parent}", f"-I{_folder().name}/core"]
-        library = file.with_suffix(".so")
-        done = subprocess.run(
-            ["g++", *_FLAGS, *includes, str(file), "-o", str(library)], capture_output=True, text=True
-        )
-        if done.returncode:
-            raise RuntimeError(f"g++ fails: {done.stderr[:2000]}")
-        return ctypes.CDLL(str(library))
+    return library_of(source, _folder())
 
 
 def _launch(header, expression, grid, words, stream, shared=0):
