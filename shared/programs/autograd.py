@@ -110,7 +110,7 @@ def _by_program(ctx, tensors: list, cotangents: Sequence[Tensor], saved: Sequenc
 
 
 def _executed(ctx) -> list[bool]:
-    """For each argument, whether its gradient is asked for: a force needs none of parameters."""
+    """For each argument, whether its gradient is requested: a force needs none of parameters."""
     if len(ctx.next_functions) != ctx.count:  # some arguments are no tensors
         return [True] * ctx.count
     return [node is not None and _will_run(node) for node, _ in ctx.next_functions]
@@ -119,7 +119,7 @@ def _executed(ctx) -> list[bool]:
 def _will_run(node) -> bool:
     try:
         return torch._C._will_engine_execute_node(node)
-    except (RuntimeError, AttributeError):  # a leaf whose gradient is asked for, or another version of torch
+    except (RuntimeError, AttributeError):  # a leaf whose gradient is requested, or another version of torch
         return True
 
 

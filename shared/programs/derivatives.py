@@ -23,7 +23,7 @@ from .rules import Inference
 from .spaces import Argument, Refused
 from .tracing import outputs_of, set_outputs, trace_gradients
 
-_MOST = 16  # of one program: which gradients are asked for, and of what, seldom changes
+_MOST = 16  # of one program: which gradients are requested, and of what, seldom changes
 _lock = threading.RLock()
 
 
@@ -107,7 +107,7 @@ def _make(program: Program, chosen, wanted, tensors) -> Derivative | str:
     if isinstance(program, Derivative):
         return "third derivatives are computed over all edges at once"
     if not chosen:
-        return "none of its gradients is asked for"
+        return "none of its gradients is requested"
     try:
         with without_hooks(), torch.enable_grad():
             found = Derivative(program, chosen, wanted)
