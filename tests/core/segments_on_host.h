@@ -44,4 +44,3 @@ inline void copy(uint32_t to, const void* from, bool there) {
 }
 
 }  // namespace on_host
-
