@@ -3,6 +3,7 @@
 import dgl
 import dgl.nn as stock
 import pytest
+import torch
 from bad_calls import FAULTS, assert_errors_say_what_came
 from every_layer import pair_of
 from test_dgl_every_layer import CASES, GRAPH, IN, OUT, X
@@ -35,6 +36,17 @@ def test_a_wrong_number_of_rows_is_named():
 def test_a_graph_that_is_none():
     with pytest.raises(Exception, match=r"because graph is a Tensor, not a DGLGraph"):
         fused.SAGEConv(IN, OUT, "mean").double()(X, X)
+
+
+def test_an_error_of_a_layer_that_cannot_be_shown_stays_that_error():
+    """The repr() of DGL's GCN2Conv fails."""
+    theirs = stock.GCN2Conv(IN, layer=1)
+    with pytest.raises(KeyError):
+        repr(theirs)
+    graph, x = dgl.add_self_loop(GRAPH), X.float()
+    for layer in (theirs, fused.GCN2Conv(IN, layer=1)):
+        with pytest.raises(dgl.DGLError, match="data type"):
+            layer(graph, x, x, edge_weight=x.new_ones(graph.num_edges(), dtype=torch.float64))
 
 
 def test_functions_say_why_too():

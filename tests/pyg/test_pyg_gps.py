@@ -191,7 +191,10 @@ def test_accelerate_and_explain():
 
 @pytest.mark.parametrize("name", ["gine", "gatv2", "pna", "gps"])
 def test_steps_on_padded_batches_are_captured_and_ask_nothing(name, monkeypatch):
-    """The bench's models, on tapes in the place of CUDA graphs; norms compute as on a GPU."""
+    """The bench's models, on tapes in the place of CUDA graphs; norms compute as on a GPU. Layers run by kernels or as
+    PyG's: the interpreter of programs reads the graph's numbers on the CPU.
+    """
+    monkeypatch.setenv("EDGELESS_GENERATE", "auto")
     monkeypatch.setattr(padding.BatchNorm1d, "_of_rows", padding.BatchNorm1d._of_mask)
     monkeypatch.setattr(padding, "_most_nodes", lambda ptr, at_most: at_most)
     graphs = bench_molecules("zinc", 200)
