@@ -23,7 +23,7 @@ from torch.fx import Node
 from .. import _C  # noqa: F401  registers the sum
 from ..graph.handle import Graph
 from ..kernels import CompileError, NvrtcError
-from . import ops
+from . import ops, row_products
 from .compiled import Code
 from .rules import is_pointwise, name_of, shape_of, space_of
 from .schedule import Nodes, Schedule, Walk, is_fold, is_total
@@ -358,6 +358,7 @@ class _Writer:
         self.constants: list[Any] = []
         self.reads: list[Node] = []
         self.lines: list[str] = []
+        self.compared = row_products.compared(walk.ops)
 
     def compile(self) -> Compiled:
         for node in self.walk.ops:
@@ -470,7 +471,8 @@ class _Writer:
             return repr(a) if a is None or isinstance(a, (bool, str)) else self.constant(a)
 
         parts = [*map(argument, node.args), *(f"{name}={argument(a)}" for name, a in node.kwargs.items())]
-        return f"{self.constant(node.target)}({', '.join(parts)})"
+        target = getattr(row_products, name_of(node)) if node in self.compared else node.target
+        return f"{self.constant(target)}({', '.join(parts)})"
 
     def number(self, value, node: Node, rows: str) -> str:
         """A number, in which a multiple of a size is one of the block's or, in arithmetic, of the whole graph's."""

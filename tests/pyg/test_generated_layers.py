@@ -425,3 +425,43 @@ def test_explain_mode_of_pyg():
     assert error(layer(*args), before) < 1e-10
     layer.explain = False
     assert error(layer(*args), before) < 1e-10
+
+
+@pytest.mark.parametrize("width", [5, 8, 33])
+@pytest.mark.parametrize("act", [nn.ReLU, nn.SiLU])
+def test_repeated_edges_get_the_gradient_of_a_maximum(width, act, monkeypatch):
+    """Every edge is there three times, so that each maximum is looked for among equal messages, in walks that have them
+    at other places.
+    """
+    monkeypatch.setenv("EDGELESS_COMPILE_WALKS", "off")
+    g, nodes = torch.Generator().manual_seed(0), 400
+    edges = torch.stack([torch.randint(nodes, (nodes,), generator=g), torch.arange(nodes) % (nodes - 3)]).repeat(1, 3)
+    edges = torch.cat([edges, torch.randint(nodes, (2, 50), generator=g)], 1)
+    edges = edges[:, torch.randperm(edges.size(1), generator=g)]
+
+    def make():
+        return stock.EdgeConv(nn.Sequential(nn.Linear(2 * width, 64), act(), nn.Linear(64, 64)))
+
+    layer, ours = pair_of_layers(make)
+    x = torch.randn(nodes, width, generator=g, dtype=torch.float64).requires_grad_()
+    _, calls = recorded(ours, x, edges)
+    assert [ran for _, ran in calls] == [True]
+    compare(layer, ours, (x, edges))
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize("width", [19, 32])
+def test_layers_between_sets_of_points_are_generated(width, act):
+    """The check of a program has repeated edges too."""
+    g = torch.Generator().manual_seed(0)
+    x, pos, centers = (torch.randn(n, k, generator=g).double() for n, k in ((20, width), (20, 3), (7, 3)))
+    edges = torch.stack([torch.randint(20, (70,), generator=g), torch.randint(7, (70,), generator=g)])
+
+    def make():
+        return stock.PointNetConv(nn.Sequential(nn.Linear(width + 3, 32), act(), nn.Linear(32, 32)), mlp(32, 8))
+
+    layer, ours = pair_of_layers(make)
+    inputs = (x.requires_grad_(), None), (pos.requires_grad_(), centers.requires_grad_()), edges
+    _, calls = recorded(ours, *inputs)
+    assert [ran for _, ran in calls] == [True], calls
+    compare(layer, ours, inputs)
