@@ -36,8 +36,8 @@ from edgeless.layers.stand_in import stand_in
 from ._autocast import as_dgl_reads
 from ._framework import ALL, stock_ops
 from .convert import relation_of, to_dgl
-from .deferred import computed, deferred_in, watched_calls
-from .recorded_graph import softmax_of_edges
+from .generated.deferred import computed, deferred_in, watched_calls
+from .generated.recorded_graph import softmax_of_edges
 from .typed_ops import gather_mm, segment_mm
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from edgeless.layers.calls import REFERENCE, ran_fused, ran_stock
 
 from ._autocast import as_products_read
 from ._framework import stock_ops
-from .deferred import computed, watched_calls
+from .generated.deferred import computed, watched_calls
 
 
 def segment_mm(a, b, seglen_a):

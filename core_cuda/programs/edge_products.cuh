@@ -246,7 +246,7 @@ struct BlockTotals {
   }
 
   // Parts of blocks are of_block floats apart. What a lane of a warp has in number k, the part has at ((warp * kCount +
-  // k / 4) * 32 + lane) * 4 + k % 4 (shared/programs/cuda_products.py).
+  // k / 4) * 32 + lane) * 4 + k % 4 (shared/programs/cuda/products.py).
   __device__ inline void finish(float* parts, int of_block) const {
     float4* const part = reinterpret_cast<float4*>(parts + static_cast<int64_t>(blockIdx.x) * of_block) +
                          threadIdx.x / 32 * kCount * 32 + threadIdx.x % 32;

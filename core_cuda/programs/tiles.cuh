@@ -261,7 +261,7 @@ struct TileTotals {
   }
 
   // Adds up the warps of a block in order. What a lane has in number k, the part has at (k / 4 * 32 + lane) * 4 + k % 4
-  // (shared/programs/cuda_tiles.py).
+  // (shared/programs/cuda/tiles.py).
   __device__ inline void finish(float* parts) const {
     __shared__ float4 shared[kFoldThreads];
     float4* const part = reinterpret_cast<float4*>(parts + static_cast<int64_t>(blockIdx.x) * (kColumns * kDepth));

@@ -1,5 +1,5 @@
 // What generated walks are made of. A walk is a functor of common/fold.cuh, whose text is written from a program
-// (shared/programs/cuda_code.py): how rows are cut and merged is said there.
+// (shared/programs/cuda/code.py): how rows are cut and merged is said there.
 //
 // A row of `frame` values is spread over the lanes of a sub-warp, kV neighbouring values in each. The functor derives
 // from Lane, computes the values of an edge in registers, and reduces them into its Piece. What is summed over all
@@ -15,7 +15,7 @@
 
 namespace edgeless::cuda::programs {
 
-// shared/programs/cuda_walks.py packs the same bytes.
+// shared/programs/run/cuda_walks.py packs the same bytes.
 template <int kReads, int kWrites>
 struct WalkArgs {
   CompressedGraph graph;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void shares_add(A (&x)[kCount], unsigned team) {
   }
 }
 
-// Whether x counts as equal to an extremum (tolerance() of shared/programs/ops.py).
+// Whether x counts as equal to an extremum (tolerance() of shared/programs/front/ops.py).
 template <bool kNear, class A>
 __device__ __forceinline__ bool is_near(A x, A best) {
   constexpr A kTolerance = sizeof(A) == 8 ? A(0x1p-46) : A(0x1p-17);
@@ -204,7 +204,7 @@ __device__ __forceinline__ int64_t within(int64_t index, int64_t extent) {
   return index;
 }
 
-// Functions of the texts (shared/programs/scalar_ops.py).
+// Functions of the texts (shared/programs/lowering/scalar_ops.py).
 __device__ __forceinline__ float el_expf(float x) { return power_of_two(x * float(kLog2e)); }
 __device__ __forceinline__ double el_exp(double x) { return exp(x); }
 __device__ __forceinline__ float el_logf(float x) { return logf(x); }

@@ -8,7 +8,7 @@
 
 namespace edgeless::cuda::programs {
 
-static_assert(sizeof(FoldPlan) == 56);  // shared/programs/cuda_walks.py leaves room for it
+static_assert(sizeof(FoldPlan) == 56);  // shared/programs/run/cuda_walks.py leaves room for it
 
 constexpr int kBlocksWithTotals = 8;  // an SM; each block leaves its part of the sums over all edges
 

@@ -17,7 +17,7 @@ from edgeless.functional.layer import attention_layer
 from edgeless.layers.adapter import inference_refusal, is_plain
 
 from ..convert import Relation, relation_of, to_dgl
-from ..deferred import computed, watched_calls
+from ..generated.deferred import computed, watched_calls
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr)
 _NUMBERS = {nn.Dropout: "p", nn.LeakyReLU: "negative_slope"}

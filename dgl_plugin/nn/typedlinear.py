@@ -11,7 +11,7 @@ from edgeless.layers.adapter import typed_rows_refusals
 
 from .._autocast import as_products_read
 from .._framework import stock_linear
-from ..deferred import computed, watched_calls
+from ..generated.deferred import computed, watched_calls
 
 
 class TypedLinear(FusedLayer, stock_linear.TypedLinear):

@@ -4,7 +4,7 @@ What traces, rewrites and runs is imported when the first program is made.
 """
 
 from .cache import ProgramCache
-from .spaces import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Argument, Refused, Sizes, Space
+from .front.spaces import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Argument, Refused, Sizes, Space
 
 __all__ = [
     "DESTINATION",

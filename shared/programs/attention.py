@@ -19,8 +19,8 @@ from ..graph.adjacency import Compressed
 from ..graph.handle import Graph
 from . import worth
 from .cache import ProgramCache
+from .front.spaces import DESTINATION, EDGE, FIRST, NODE, SOURCE, Argument, Refused, Sizes, Space
 from .layers import generate_choice
-from .spaces import DESTINATION, EDGE, FIRST, NODE, SOURCE, Argument, Refused, Sizes, Space
 
 PROGRAMS = ProgramCache(64)
 SCORES = ("gatv2", "gat", "dot")
@@ -38,7 +38,7 @@ class _Attention:
         self.dropout, self.weights = dropout, weights
 
     def __call__(self, sizes: Sizes, ends: Tensor, ids: Tensor, seed: Tensor, *tensors: Tensor) -> tuple[Tensor]:
-        from . import ops  # with the tracer
+        from .front import ops  # with the tracer
 
         given: list[Optional[Tensor]] = [None] * len(_NAMES)
         for place, tensor in zip(self.places, tensors):

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ..autocast import autocasts
 from ..graph.handle import Graph
-from .spaces import Refused
+from .front.spaces import Refused
 
 if TYPE_CHECKING:
     from .program import Program

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 
-from .spaces import Argument, Refused
+from .front.spaces import Argument, Refused
 
 if TYPE_CHECKING:
     from .program import Program
@@ -106,7 +106,7 @@ def without_hooks():
 def _try_landing(program: Program, function: Callable, arguments: Sequence[Argument], one_set: bool) -> None:
     """Lets existing ops compute a program where they do so, and rightly."""
     from .checking import check
-    from .landing import land
+    from .run.landing import land
 
     try:
         program.landing = land(program)

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from ..graph.handle import Graph
-from .agreement import TOLERANCE, agree
 from .autograd import Run
-from .blocks import keeping_examples
-from .modes import Modes
+from .front.modes import Modes
+from .front.spaces import EDGE, FIRST, Argument, Refused, Sizes
 from .program import Program
-from .spaces import EDGE, FIRST, Argument, Refused, Sizes
+from .run.agreement import TOLERANCE, agree
+from .run.blocks import keeping_examples
 
 if TYPE_CHECKING:
     from .derivatives import Derivative

@@ -16,12 +16,12 @@ from ..capture.watching import is_seen
 from ..graph.handle import Graph
 from . import worth
 from .cache import without_hooks
-from .kept_sums import use_kept_sums
+from .front.rules import Inference
+from .front.spaces import Argument, Refused
+from .front.tracing import outputs_of, set_outputs, trace_gradients
 from .layers import generate_choice
 from .program import Program
-from .rules import Inference
-from .spaces import Argument, Refused
-from .tracing import outputs_of, set_outputs, trace_gradients
+from .scheduling.kept_sums import use_kept_sums
 
 _MOST = 16  # of one program: which gradients are requested, and of what, seldom changes
 _lock = threading.RLock()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as _modules
 
-from .spaces import Refused
+from .front.spaces import Refused
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, enum.Enum, type)
 _CONTAINERS = ("_parameters", "_buffers", "_modules")

@@ -17,7 +17,7 @@ from ..choices.backends import transform_refusal
 from ..graph.handle import Graph
 from ..layers.calls import looks_ahead
 from . import worth
-from .spaces import FIRST, Refused
+from .front.spaces import FIRST, Refused
 
 if TYPE_CHECKING:
     from .program import Program
@@ -80,7 +80,7 @@ def compiling_at_once() -> contextlib.AbstractContextManager:
     """Compiles walks at once where :func:`edgeless.explain` wants to know what later calls will run."""
     if not looks_ahead() or generate_choice() != "auto":
         return contextlib.nullcontext()
-    from . import compiled  # with the tracer, which takes long to import
+    from .run import compiled  # with the tracer, which takes long to import
 
     return contextlib.nullcontext() if compiled.compile_mode() == "off" else compiled.compiling("now")
 

@@ -13,16 +13,16 @@ from torch.fx import Node
 
 from ..functional.dropout import seed_tensor
 from ..graph.handle import Graph
-from . import index_rules, ops, view_rules  # noqa: F401  registers rules
 from .autograd import Run, as_traced
-from .blocks import Interpreter, call_whole
-from .kept_sums import use_kept_sums
-from .passes import rewrite
-from .recording import Ops
-from .rules import Inference, name_of, shape_of, space_of, value_of
-from .schedule import Schedule, Walk, is_fold, is_total, operands, schedule, steps_text, values_text
-from .spaces import EDGE, FIRST, Argument, Refused, Sizes
-from .tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
+from .front import index_rules, ops, view_rules  # noqa: F401  registers rules
+from .front.recording import Ops
+from .front.rules import Inference, name_of, shape_of, space_of, value_of
+from .front.spaces import EDGE, FIRST, Argument, Refused, Sizes
+from .front.tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
+from .run.blocks import Interpreter, call_whole
+from .scheduling.kept_sums import use_kept_sums
+from .scheduling.passes import rewrite
+from .scheduling.schedule import Schedule, Walk, is_fold, is_total, operands, schedule, steps_text, values_text
 
 
 class Program:
@@ -42,7 +42,7 @@ class Program:
         arguments: without their contents.
         given: nodes whose values are given besides the arguments; none but of gradients.
         derivatives: its gradients as programs, or why there are none, by what is differentiated.
-        draws, needs_last, least_edges, written: as in :class:`edgeless.programs.tracing.Traced`.
+        draws, needs_last, least_edges, written: as in :class:`edgeless.programs.front.tracing.Traced`.
         notes: what the passes did, in words.
         form: what the caller keeps with the program.
         landing: the existing op that computes it, or None.

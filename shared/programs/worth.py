@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..graph.handle import Graph
 from .cache import hooks_of_saved_tensors
-from .spaces import Refused
+from .front.spaces import Refused
 
 # From these numbers on compiled code, generated kernels and existing ops are faster, forward and backward. Below, edge
 # tensors stay in the caches and calls of Python decide.

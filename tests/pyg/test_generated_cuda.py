@@ -19,12 +19,12 @@ from edgeless import _C, Graph
 from edgeless.kernels import NvrtcError, Store, compiled, compiler, headers
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.kernels.provider import kernel_named
-from edgeless.programs import blocks, cuda_walks
-from edgeless.programs import compiled as compiled_walks
-from edgeless.programs.cuda_walks import CudaWalk
-from edgeless.programs.items import NotLowered
-from edgeless.programs.schedule import Walk
-from edgeless.pyg import generated
+from edgeless.programs.lowering.items import NotLowered
+from edgeless.programs.run import blocks, cuda_walks
+from edgeless.programs.run import compiled as compiled_walks
+from edgeless.programs.run.cuda_walks import CudaWalk
+from edgeless.programs.scheduling.schedule import Walk
+from edgeless.pyg.generated.calls import PROGRAMS
 
 
 def _missing():
@@ -84,7 +84,7 @@ def walks_of(monkeypatch, make, dtype, args, kwargs):
         found.extend((step, plan.sizes, self.needed) for step in plan.steps if isinstance(step, Walk))
 
     monkeypatch.setattr(blocks.Interpreter, "__init__", record)
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
     _, ours = pair_of_layers(make, dtype)
     ours(*cast(args, "cpu", dtype), **cast(kwargs, "cpu", dtype))
     assert found
@@ -207,10 +207,10 @@ def agree_on_the_host(layer, args, dtype):
     expected = results(layer, args, {})
     theirs, ours = (copy.deepcopy(layer).to(dtype) for _ in range(2))
     edgeless.accelerate(ours)
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
     with host.on_host() as interpreted:
         found = results(ours, cast(args, "cpu", dtype), {})
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
     assert not interpreted
     for mine, other, exact in zip(found, results(theirs, cast(args, "cpu", dtype), {}), expected, strict=True):
         assert error(mine.double(), exact) < max(1e-5, 2 * error(other.double(), exact))

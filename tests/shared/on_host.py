@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from edgeless.kernels import provider
-from edgeless.programs import blocks, compiled, cuda_walks
 from edgeless.programs.program import Program
+from edgeless.programs.run import blocks, compiled, cuda_walks
 
 PROCESSORS = 2  # of the GPU that walks are divided for
 _FLAGS = ("-std=gnu++17", "-O1", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-w")

@@ -1,0 +1,1 @@
+"""From a function of tensors to a graph of ATen ops in which every value is known by the space of its rows."""
