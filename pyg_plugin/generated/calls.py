@@ -1,33 +1,23 @@
-"""Layers whose ``propagate()`` the generator runs: PyG's that have no kernels of their own, and users'.
-
-:class:`GeneratedLayer` stands before a layer's class and replaces its ``propagate()`` and ``edge_updater()``. Each call
-runs as a program of :mod:`edgeless.programs`, or as the stock method wherever that is not surely right or would be
-slower.
-"""
+"""One call of a generated layer's ``propagate()`` or ``edge_updater()``: as a program, or by the stock method."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch_geometric import EdgeIndex
-from torch_geometric.nn.conv import message_passing as stock
 
 from edgeless.checks import compiling
 from edgeless.choices.backends import current_backend
-from edgeless.layers.adapter import named
 from edgeless.layers.call_errors import add_call
-from edgeless.layers.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
-from edgeless.layers.explanation import Explanation
+from edgeless.layers.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock
 from edgeless.programs import ProgramCache, Refused, worth
 from edgeless.programs.layers import (
     OFF,
     SEEN,
-    GeneratedClasses,
     check_graph,
     check_settled,
     compiling_at_once,
@@ -36,19 +26,15 @@ from edgeless.programs.layers import (
     write_back,
 )
 
-from ..conv import _HOOKS, Scriptable, sizes_of
+from ..conv import _HOOKS, sizes_of
 from ..convert import for_stock, kind_of
-from . import edge_values, forwards
+from . import edge_values, known_forwards
 from .edge_values import EdgeValue
 from .messages import Call, JoinedCall, join_arguments
 from .plain_edges import plain_edges
 from .recalled import Recalled, Remembering, recall
+from .stock_steps import ORIGINAL, overrides, stock_step, updates_edges
 
-# The original methods, which PyG's generated ones of a class are faster copies of.
-_ORIGINAL = {
-    step: vars(stock.MessagePassing).get(f"_orig_{step}", vars(stock.MessagePassing)[step])
-    for step in ("propagate", "edge_updater")
-}
 PROGRAMS = ProgramCache()
 _ONE_TENSOR = pytree.tree_flatten(torch.empty(0))[1]
 
@@ -57,176 +43,8 @@ class NoProgram(Refused):
     """A refusal that holds for every call of its kind."""
 
 
-class GeneratedLayer(Scriptable):
-    """Mixin of layers whose messages the generator runs; it precedes the layer's class and has no state."""
-
-    _runs_generated = True
-
-    def __call__(self, *args, **kwargs):
-        if not _updates_edges(self) or compiling():
-            return super().__call__(*args, **kwargs)
-        return edge_values.call(self, super().__call__, args, kwargs)
-
-    def __repr__(self) -> str:
-        return named(self, super().__repr__())
-
-    def propagate(self, edge_index, *args, **kwargs):
-        """The stock method's result, without an edge tensor where a program can compute it."""
-        return _run_step(self, "propagate", self._user_args, edge_index, args, kwargs)
-
-    def edge_updater(self, edge_index, *args, **kwargs):
-        """The stock method's result, of which nothing but the result itself has a row for each edge."""
-        return _run_step(self, "edge_updater", self._edge_user_args, edge_index, args, kwargs)
-
-    def forward(self, *args, **kwargs):
-        """The stock forward, whose tensors by edge are not written where it runs as a program."""
-        if type(forwards.LAYERS.get(self)) is str or forwards.STATE.traced or compiling():
-            return super().forward(*args, **kwargs)
-        return forwards.run(self, super().forward, args, kwargs)
-
-    def _explanation(self, inputs: tuple, kwargs: dict, plan: bool) -> Explanation:
-        """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
-        name = type(self).__name__
-        layer = copy.deepcopy(self)
-        with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
-            if _updates_edges(layer):  # whose calls know how wide the propagate() of the one before was
-                layer(*inputs, **kwargs)
-                calls.clear()
-            layer(*inputs, **kwargs)
-        if forwards.runs_whole(layer):  # from the next call on
-            with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
-                layer(*inputs, **kwargs)
-        told = [explanation for of, explanation in calls if isinstance(of, GeneratedLayer)]
-        reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
-        if not told:
-            reasons = {"it does not propagate messages by itself": None}
-        how = "; ".join(dict.fromkeys(found.how for found in told if found.fused))
-        texts = "\n".join(dict.fromkeys(found.levels for found in told if found.levels)) if plan else ""
-        return Explanation(name, not reasons, tuple(reasons), how=how, levels=texts)
-
-    # PyG's ways of making and pickling layers -----------------------------------------------------------------------
-
-    def _set_jittable_templates(self, *args, **kwargs):
-        # PyG writes an optimized propagate() into the class of an instance, where it would hide ours.
-        cls = type(self)
-        if "_stock_steps_of" in vars(cls):
-            return
-        base = vars(cls).get("_generated_from")
-        if base is not None:
-            self.inspector._cls = base
-            self.__class__ = base
-        try:
-            stock.MessagePassing._set_jittable_templates(self, *args, **kwargs)
-        finally:
-            self.__class__ = cls
-        _keep_stock_steps(cls, base)
-
-    def __reduce_ex__(self, protocol):
-        base = vars(type(self)).get("_generated_from")
-        if base is None:
-            return super().__reduce_ex__(protocol)
-        return _rebuild, (base,), self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
-
-    def __prepare_scriptable__(self):
-        base = vars(type(self)).get("_generated_from")
-        cls = base or _scriptable(type(self))
-        scriptable = cls.__new__(cls)
-        scriptable.__dict__ = self.__dict__
-        return scriptable
-
-
-def _updates_edges(layer) -> bool:
-    return type(layer).edge_update is not stock.MessagePassing.edge_update
-
-
-class _MessagePassingType(type):
-    """PyG's own layers, and ours with kernels, are instances of our MessagePassing as well."""
-
-    def __instancecheck__(cls, instance) -> bool:
-        if cls.__dict__.get("_is_base"):
-            return isinstance(instance, stock.MessagePassing)
-        return super().__instancecheck__(instance)
-
-    def __subclasscheck__(cls, subclass) -> bool:
-        if cls.__dict__.get("_is_base"):
-            return issubclass(subclass, stock.MessagePassing)
-        return super().__subclasscheck__(subclass)
-
-
-class MessagePassing(GeneratedLayer, stock.MessagePassing, metaclass=_MessagePassingType):
-    """The base of users' layers, :class:`torch_geometric.nn.MessagePassing` in all but how messages are computed.
-
-    A class of a user's runs without an edge tensor where its ``message()``, ``aggregate()`` and ``update()`` can be
-    traced; ``edgeless.explain(layer, *inputs)`` says whether, and if not, why.
-    """
-
-    _is_base = True
-    stock = stock.MessagePassing
-
-
-def _keep_stock_steps(cls: type, base: Optional[type]) -> None:
-    """Notes the stock methods of a class, and takes those that PyG has written into it out of our methods' way."""
-    steps = {}
-    for step in _ORIGINAL:
-        holder = base or cls
-        written = vars(holder).get(step)
-        if _is_template(written, holder, step):
-            steps[step] = written
-            if holder is cls:
-                delattr(cls, step)
-        else:
-            steps[step] = None
-    cls._stock_steps_of = steps
-
-
-def stock_step(layer, step: str):
-    """The stock method ``step`` of a layer, as a function of the layer."""
-    if layer._explain or layer._decomposed_layers != 1:
-        return _ORIGINAL[step]
-    steps = vars(type(layer)).get("_stock_steps_of")
-    if steps is None:  # made from an instance whose class PyG has completed
-        _keep_stock_steps(type(layer), vars(type(layer)).get("_generated_from"))
-        steps = vars(type(layer))["_stock_steps_of"]
-    return steps[step] or _ORIGINAL[step]
-
-
-_CLASSES = GeneratedClasses(GeneratedLayer)
-
-
-def generated_class(cls: type, module: Optional[str] = None) -> type:
-    """The class that is ``cls`` with :class:`GeneratedLayer` before it; the same one every time.
-
-    Args:
-        cls: a subclass of PyG's MessagePassing.
-        module: the module that shows the class; by default that of ``cls``.
-    """
-    return _CLASSES.of(cls, module)
-
-
-def class_to_swap(cls: type) -> Optional[type]:
-    """The class that ``edgeless.accelerate`` gives to a layer of a class without kernels; None to leave it."""
-    ours = hasattr(cls, "_fusion_refusals") or issubclass(cls, GeneratedLayer)
-    if ours or generate_choice() == "off" or any(_overrides(cls, step) for step in _ORIGINAL):
-        return None
-    return generated_class(cls)
-
-
-def _rebuild(base: type):
-    cls = generated_class(base)
-    return cls.__new__(cls)
-
-
-def _scriptable(cls: type) -> type:
-    """A class with PyG's own methods, which TorchScript compiles."""
-    steps = {step: method for step, method in (vars(cls).get("_stock_steps_of") or {}).items() if method}
-    return type(cls.__name__, (cls,), {**steps, "__module__": cls.__module__, "_stock_steps_of": {}})
-
-
-# One call -----------------------------------------------------------------------------------------------------------
-
-
-def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
-    if forwards.STATE.traced:
+def run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
+    if known_forwards.STATE.traced:
         return stock_step(layer, step)(layer, edge_index, *args, **kwargs)
     scope = edge_values.scope_of(layer)
     if scope is None or compiling():
@@ -251,7 +69,7 @@ def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, s
         defer, width = scope.defer, scope.width()
     if not args and not compiling():
         known = recall(layer, step, edge_index, kwargs, PROGRAMS)
-        if known is not None and _may_run_again(*known, kwargs, width):
+        if known is not None and may_run_again(*known, kwargs, width):
             recalled, graph, tensors = known
             program = recalled.program
             later = None if defer is None else defer(edge_index, kwargs, program, graph, tensors)
@@ -259,7 +77,7 @@ def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, s
                 return later
             values = program(graph, tensors)
             ran_generated(layer, program.how, program.text)
-            return _results(layer, tensors, program, values)
+            return results(layer, tensors, program, values)
     method = stock_step(layer, step)
     if compiling():
         note_trace(type(layer), False)
@@ -302,12 +120,12 @@ def _run_joined(layer, names, edge_index, kwargs: dict) -> Any:
             raise Refused("values of edges with dropout are used again")
     joined = join_arguments(kwargs, parts, values, names, layer._edge_user_args)
     known = recall(layer, "joined", edge_index, joined, PROGRAMS, [part.program for part in parts])
-    if known is not None and _may_run_again(*known, joined):
+    if known is not None and may_run_again(*known, joined):
         recalled, graph, tensors = known
         own = tensors[recalled.first_own :]
         if all(part.graph is graph and part.has_state(own) for part in parts):
             program = recalled.program
-            result = _results(layer, tensors, program, program(graph, tensors, parts[0].seed()))
+            result = results(layer, tensors, program, program(graph, tensors, parts[0].seed()))
             ran_generated(layer, program.how, program.text)
             for part in parts:
                 part.joined = True
@@ -337,7 +155,7 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, def
         worth.refuse_small(edge_index.size(-1), kwargs, edge_index.device, width)
     _check_state(layer, step, choice)
     if args:
-        if len(args) != 1 or method is not _ORIGINAL[step]:
+        if len(args) != 1 or method is not ORIGINAL[step]:
             raise Refused(f"{step}() is called with arguments by position")
         kwargs = {"size": args[0], **kwargs}
     kwargs = dict(kwargs)
@@ -410,8 +228,8 @@ def run_call(
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
     if parts and not all(_is_as_deferred(call, part) for part in parts):
         raise Refused("the layer has changed since its edge_updater() was called")
-    if step == "propagate" and not _updates_edges(layer):  # whose values by edge are part of the program otherwise
-        forwards.notice(layer, call)
+    if step == "propagate" and not updates_edges(layer):  # whose values by edge are part of the program otherwise
+        known_forwards.notice(layer, call)
     remembering = Remembering(call, layer, step, "joined" if parts else step)
     key = remembering.key()
     if key not in PROGRAMS:
@@ -446,7 +264,7 @@ def run_call(
         return later
     values = program(graph, call.tensors, parts[0].seed() if parts else None)
     ran_generated(layer, program.how, program.text)
-    return _results(layer, call.tensors, program, values)
+    return results(layer, call.tensors, program, values)
 
 
 def _is_as_deferred(call: JoinedCall, part: edge_values.Pending) -> bool:
@@ -455,7 +273,7 @@ def _is_as_deferred(call: JoinedCall, part: edge_values.Pending) -> bool:
     return PROGRAMS.known(alone.key()) is part.program and part.has_state(alone.tensors[alone.first_own :])
 
 
-def _may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict, width: int = 1) -> bool:
+def may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict, width: int = 1) -> bool:
     """Whether a program that is known runs on a graph; if not, the long way says why."""
     program, num_edges = recalled.program, graph.num_edges
     approved = num_edges, graph.index_dtype
@@ -487,26 +305,11 @@ def _check_state(layer, step: str, choice: str) -> None:
     if any(map(layer.__dict__.get, _HOOKS)):
         raise Refused("a message passing hook is registered")
     refuse_modes(edge_values.watches())
-    if step != "forward" and _overrides(type(layer), step):
+    if step != "forward" and overrides(type(layer), step):
         raise Refused(f"{step}() is overridden")
 
 
-def _overrides(cls: type, step: str) -> bool:
-    """Whether a class of a user's has its own driver."""
-    known = {_ORIGINAL[step], GeneratedLayer.__dict__[step]}
-    for base in cls.__mro__:
-        found = vars(base).get(step)
-        if found is not None and found not in known and not _is_template(found, base, step):
-            return True
-    return False
-
-
-def _is_template(function: Any, cls: type, step: str) -> bool:
-    """Whether a class's driver is the one that PyG writes for it."""
-    return getattr(function, "__module__", "").endswith(f"_{cls.__name__}_{step}")
-
-
-def _results(layer, tensors: list[Tensor], program, values: list[Tensor]) -> Any:
+def results(layer, tensors: list[Tensor], program, values: list[Tensor]) -> Any:
     """The stock method's result; buffers and attributes that it writes are written."""
     structure, writes = program.form
     write_back(program, tensors, values)

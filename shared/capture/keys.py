@@ -16,9 +16,9 @@ from .. import _C
 from ..autocast import rounds_to
 from ..choices.backends import current_backend, transform_refusal
 from ..choices.engines import current_engine
+from ..graph.graph_cache import several_processes
 from ..graph.handle import Graph
 from ..graph.typed import TypedGraph
-from ..graph.weak_cache import several_processes
 
 __all__ = ["State", "Unfit", "call_refusal", "flatten", "is_moving", "leaf_key", "parts_of", "settings", "unflatten"]
 

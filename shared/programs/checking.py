@@ -24,7 +24,7 @@ from .front.modes import Modes
 from .front.spaces import EDGE, FIRST, Argument, Refused, Sizes
 from .program import Program
 from .run.agreement import TOLERANCE, agree
-from .run.blocks import keeping_examples
+from .run.interpreter import keeping_examples
 
 if TYPE_CHECKING:
     from .derivatives import Derivative

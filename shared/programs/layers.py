@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from torch import Tensor
 from ..capture.watching import is_seen
 from ..choices.backends import transform_refusal
 from ..graph.handle import Graph
-from ..layers.calls import looks_ahead
+from ..layers.adapter import named
+from ..layers.calls import looks_ahead, recording
+from ..layers.explanation import Explanation
 from . import worth
 from .front.spaces import FIRST, Refused
 
@@ -30,6 +33,55 @@ OFF = "EDGELESS_GENERATE is off"
 SEEN = "a mode of torch that sees every op is active"
 MOST_PROGRAMS = 32  # of one layer
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+class GeneratedMixin:
+    """What the mixins of both adapters share, which stand before a layer's class and have no state.
+
+    Class attributes of a mixin:
+        _runs_generated: marks the layers that it makes.
+        _no_calls: the unsupported reason of a layer that makes no calls which could be generated.
+    """
+
+    _no_calls: ClassVar[str]
+
+    @staticmethod
+    def _class_of(base: type) -> type:
+        """The class that is ``base`` with the mixin before it."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return named(self, super().__repr__())
+
+    def __reduce_ex__(self, protocol):
+        base = vars(type(self)).get("_generated_from")
+        if base is None:
+            return super().__reduce_ex__(protocol)
+        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+        return _rebuilt, (type(self)._class_of, base), state
+
+    def _recorded_calls(self, inputs: tuple, kwargs: dict) -> list[tuple[Any, Explanation]]:
+        """Calls the layer, and returns which layers ran with it, and how."""
+        with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
+            self(*inputs, **kwargs)
+        return calls
+
+    def _explanation(self, inputs: tuple, kwargs: dict, plan: bool) -> Explanation:
+        """The result of :func:`edgeless.explain`, which runs a copy of the layer."""
+        calls = copy.deepcopy(self)._recorded_calls(inputs, kwargs)
+        told = [explanation for of, explanation in calls if isinstance(of, GeneratedMixin)]
+        reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
+        if not told:
+            reasons = {self._no_calls: None}
+        how = "; ".join(dict.fromkeys(found.how for found in told if found.fused))
+        texts = "\n".join(dict.fromkeys(found.levels for found in told if found.levels)) if plan else ""
+        return Explanation(type(self).__name__, not reasons, tuple(reasons), how=how, levels=texts)
+
+
+def _rebuilt(class_of: Callable[[type], type], base: type) -> Any:
+    """An empty layer, whose state pickle sets."""
+    cls = class_of(base)
+    return cls.__new__(cls)
 
 
 class GeneratedClasses:

@@ -19,7 +19,7 @@ from .front.recording import Ops
 from .front.rules import Inference, name_of, shape_of, space_of, value_of
 from .front.spaces import EDGE, FIRST, Argument, Refused, Sizes
 from .front.tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
-from .run.blocks import Interpreter, call_whole
+from .run.interpreter import Interpreter, call_whole
 from .scheduling.kept_sums import use_kept_sums
 from .scheduling.passes import rewrite
 from .scheduling.schedule import Schedule, Walk, is_fold, is_total, operands, schedule, steps_text, values_text

@@ -15,7 +15,7 @@ from dgl_generated_cases import CASES, E, Inputs, N, compare, error, pair_of_lay
 import edgeless
 import edgeless.dgl.nn as fused
 from edgeless.dgl.generated import computing
-from edgeless.dgl.generated.layers import GeneratedLayer
+from edgeless.dgl.generated.classes import GeneratedLayer
 from edgeless.layers.calls import recording
 
 STOCK = ("TWIRLSConv",)  # it computes on a graph that it makes of the given one

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 import edgeless
 import edgeless.dgl.nn as fused
 from edgeless.dgl.generated import computing
+from edgeless.dgl.generated.classes import class_to_swap
 from edgeless.dgl.generated.deferred import Unrecorded
-from edgeless.dgl.generated.layers import class_to_swap
 from edgeless.dgl.ops import copy_u_sum
 from edgeless.dgl.ops import edge_softmax as our_softmax
 from edgeless.layers.calls import recording

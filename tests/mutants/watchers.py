@@ -108,7 +108,7 @@ WATCHERS = [
         "pyg_plugin/*",
         f"{_EVERY_PYG} pyg/test_pyg_sums*.py pyg/test_pyg_errors.py pyg/test_pyg_ids.py pyg/test_pyg_refusals.py",
     ),
-    ("dgl_plugin/generated/layers.py", "dgl/test_dgl_generated*.py dgl/test_dgl_module.py"),
+    ("dgl_plugin/generated/c*.py", "dgl/test_dgl_generated*.py dgl/test_dgl_module.py"),
     ("dgl_plugin/generated/*.py", "dgl/test_dgl_generated*.py"),
     ("dgl_plugin/*hetero*.py", "dgl/test_dgl_hetero.py shared/test_cache_keys.py"),
     ("dgl_plugin/*ops.py", "dgl/test_dgl_ops.py dgl/test_dgl_relational.py"),

@@ -128,7 +128,7 @@ def test_no_room_of_programs_has_more_than_it_uses(programs):
 @pytest.mark.parametrize(
     ("file", "text", "imported"),
     [
-        ("front/a.py", "from ..run.blocks import Interpreter", "programs.run.blocks.Interpreter"),
+        ("front/a.py", "from ..run.interpreter import Interpreter", "programs.run.interpreter.Interpreter"),
         ("front/a.py", "def f():\n    from .. import worth", "programs.worth"),
         ("c/a.py", "from ..cuda import code", "programs.cuda.code"),
         ("lowering/a.py", "from ...graph.handle import Graph", "graph.handle.Graph"),

@@ -20,8 +20,8 @@ from edgeless.kernels import NvrtcError, Store, compiled, compiler, headers
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.kernels.provider import kernel_named
 from edgeless.programs.lowering.items import NotLowered
-from edgeless.programs.run import blocks, cuda_walks
 from edgeless.programs.run import compiled as compiled_walks
+from edgeless.programs.run import cuda_walks, interpreter
 from edgeless.programs.run.cuda_walks import CudaWalk
 from edgeless.programs.scheduling.schedule import Walk
 from edgeless.pyg.generated.calls import PROGRAMS
@@ -77,13 +77,13 @@ def results(module, args, kwargs):
 def walks_of(monkeypatch, make, dtype, args, kwargs):
     """The walks of all programs that a call of a layer makes, each with what is lowered with it."""
     found = []
-    write = blocks.Interpreter.__init__
+    write = interpreter.Interpreter.__init__
 
     def record(self, plan, receiving, backward):
         write(self, plan, receiving, backward)
         found.extend((step, plan.sizes, self.needed) for step in plan.steps if isinstance(step, Walk))
 
-    monkeypatch.setattr(blocks.Interpreter, "__init__", record)
+    monkeypatch.setattr(interpreter.Interpreter, "__init__", record)
     PROGRAMS.clear()
     _, ours = pair_of_layers(make, dtype)
     ours(*cast(args, "cpu", dtype), **cast(kwargs, "cpu", dtype))
@@ -171,14 +171,14 @@ def test_a_walk_says_what_runs_it_on_a_gpu():
 def runs(monkeypatch):
     """Records for each walk on CUDA whether a generated kernel ran."""
     ran = []
-    run = blocks.Interpreter.run_on_cuda
+    run = interpreter.Interpreter.run_on_cuda
 
     def record(self, *args):
         found = run(self, *args)
         ran.append(found is not None)
         return found
 
-    monkeypatch.setattr(blocks.Interpreter, "run_on_cuda", record)
+    monkeypatch.setattr(interpreter.Interpreter, "run_on_cuda", record)
     return ran
 
 

@@ -19,7 +19,7 @@ from torch_geometric.utils import softmax
 import edgeless
 from edgeless.layers.calls import recording
 from edgeless.programs import derivatives, worth
-from edgeless.pyg.generated import forwards
+from edgeless.pyg.generated import forwards, known_forwards
 from edgeless.pyg.generated.calls import PROGRAMS
 
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_traced_propagates_alone(extra):
     _, calls = calls_of(ours, *args)
     alone = isinstance(extra, Counts)
     assert len(calls) == (2 if alone else 1) and all(ran for _, ran in calls)
-    assert forwards.runs_whole(ours) is not alone
+    assert known_forwards.runs_whole(ours) is not alone
     compare(layer, ours, args)
 
 
@@ -149,7 +149,7 @@ def test_layers_that_make_nothing_by_edge_are_left_alone():
     _, ours = pair_of_layers(lambda: stock.ResGatedGraphConv(6, 8))
     given = Inputs()
     _, calls = calls_of(ours, given.x, given.edge_index)
-    assert calls == [("generated", True)] and not forwards.runs_whole(ours)
+    assert calls == [("generated", True)] and not known_forwards.runs_whole(ours)
 
 
 def test_an_explanation_and_a_copy():

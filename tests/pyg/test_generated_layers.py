@@ -18,8 +18,9 @@ from torch_geometric.utils import softmax
 import edgeless
 import edgeless.pyg.nn as fused
 from edgeless.layers.calls import recording
-from edgeless.pyg.generated import forwards
-from edgeless.pyg.generated.calls import PROGRAMS, GeneratedLayer
+from edgeless.pyg.generated import known_forwards
+from edgeless.pyg.generated.calls import PROGRAMS
+from edgeless.pyg.generated.classes import GeneratedLayer
 
 STOCK = ("SimpleConv mul",)  # the gradient of a product
 WHOLE = ("HEATConv", "CFConv")  # make tensors by edge before they propagate
@@ -78,7 +79,7 @@ def test_parity_with_one_program(name, mode, monkeypatch):
     monkeypatch.setenv("EDGELESS_COMPILE_WALKS", mode)
     layer, ours, args, kwargs = case(name)
     _, calls = recorded(ours, *args, **kwargs)
-    assert any(said == forwards.NEXT for said, _ in calls) == (name in WHOLE)
+    assert any(said == known_forwards.NEXT for said, _ in calls) == (name in WHOLE)
     if name in WHOLE:
         _, calls = recorded(ours, *args, **kwargs)
     assert calls and all(ran for _, ran in calls) == (name not in STOCK), calls

@@ -16,7 +16,7 @@ from torch import Tensor
 import edgeless
 from edgeless import Graph, TypedGraph, cache
 from edgeless.graph.formats import Keeper
-from edgeless.graph.weak_cache import GraphCache
+from edgeless.graph.graph_cache import GraphCache
 
 EDGES = torch.tensor([[0, 1, 2, 3, 3, 0, 0], [1, 2, 2, 0, 3, 2, 2]])
 TYPES = torch.tensor([0, 1, 1, 0, 1, 0, 1])

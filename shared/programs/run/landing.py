@@ -22,7 +22,7 @@ from ..front.recording import Ops
 from ..front.rules import name_of, shape_of, space_of, value_of
 from ..front.spaces import EDGE, Sizes
 from ..scheduling.schedule import operands
-from .blocks import call_whole
+from .interpreter import call_whole
 
 _VIEWS = ("view", "_unsafe_view", "unsqueeze", "squeeze")
 _MOST_TERMS = 4

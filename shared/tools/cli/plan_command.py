@@ -14,8 +14,8 @@ import torch
 from edgeless.choices.engines import ENGINES
 from edgeless.plan.steps import DEVICES, Device, Step, table
 from edgeless.tools.bench import graphs, plans, shapes, twins
-from edgeless.tools.bench.command import SUITES
 from edgeless.tools.bench.plans import Sizes
+from edgeless.tools.bench.suites import SUITES
 from edgeless.tools.bench.work import DTYPES
 
 from .devices import UsageError, pick_device

@@ -1,15 +1,7 @@
-"""Layers whose messages the generator runs: DGL's that have no kernels of their own, and users'.
-
-:class:`GeneratedLayer` stands before a layer's class and replaces its ``forward()``: the stock forward runs with a
-graph that records what is computed of all edges (:mod:`edgeless.dgl.generated.recorded_graph`). What is recorded
-runs as programs of :mod:`edgeless.programs`, or by DGL's functions wherever a program is not surely right or would be
-slower.
-"""
+"""One call of a generated layer: recorded and run by programs, or by the stock forward."""
 
 from __future__ import annotations
 
-import copy
-import types
 import weakref
 from typing import Any, Optional
 
@@ -19,12 +11,10 @@ from torch.utils import _pytree as pytree
 
 from edgeless.checks import compiling
 from edgeless.choices.backends import current_backend
-from edgeless.layers.adapter import named
 from edgeless.layers.call_errors import add_call
-from edgeless.layers.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
-from edgeless.layers.explanation import Explanation
+from edgeless.layers.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock
 from edgeless.programs import EDGE, Refused, worth
-from edgeless.programs.layers import OFF, GeneratedClasses, compiling_at_once, generate_choice, refuse_modes
+from edgeless.programs.layers import OFF, compiling_at_once, generate_choice, refuse_modes
 
 from .._framework import DGLGraph
 from ..convert import relation_of
@@ -34,96 +24,13 @@ from .leavings import finish
 from .recorded_graph import custom_functions, hand_over, put_back, recorded
 from .recorder import Recorder
 
-_STEPS = frozenset(("apply_edges", "update_all", "edge_softmax"))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_FORMS = 64
 # What a layer's calls of a form were refused for, so that the stock forward runs them from then on.
 _refused: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
 
 
-class GeneratedLayer:
-    """Mixin of layers whose messages the generator runs; it precedes the layer's class and has no state."""
-
-    _runs_generated = True
-
-    def __repr__(self) -> str:
-        return named(self, super().__repr__())
-
-    def forward(self, *args, **kwargs):
-        """The stock forward's result, without an edge tensor where programs can compute it."""
-        return _run(self, super().forward, args, kwargs)
-
-    def _explanation(self, inputs: tuple, kwargs: dict, plan: bool) -> Explanation:
-        """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
-        layer = copy.deepcopy(self)
-        with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
-            layer(*inputs, **kwargs)
-        told = [explanation for of, explanation in calls if isinstance(of, GeneratedLayer)]
-        reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
-        if not told:
-            reasons = {"it computes nothing on the edges of a graph by itself": None}
-        how = "; ".join(dict.fromkeys(found.how for found in told if found.fused))
-        texts = "\n".join(dict.fromkeys(found.levels for found in told if found.levels)) if plan else ""
-        return Explanation(type(self).__name__, not reasons, tuple(reasons), how=how, levels=texts)
-
-    def __reduce_ex__(self, protocol):
-        base = vars(type(self)).get("_generated_from")
-        if base is None:
-            return super().__reduce_ex__(protocol)
-        return _rebuild, (base,), self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
-
-
-_CLASSES = GeneratedClasses(GeneratedLayer)
-
-
-def generated_class(cls: type, module: Optional[str] = None) -> type:
-    """The class that is ``cls`` with :class:`GeneratedLayer` before it; the same one every time.
-
-    Args:
-        cls: a module whose ``forward()`` takes a graph.
-        module: the module that shows the class; by default that of ``cls``.
-    """
-    return _CLASSES.of(cls, module)
-
-
-def class_to_swap(cls: type) -> Optional[type]:
-    """The class that ``edgeless.accelerate`` gives to a layer of a class without kernels; None to leave it."""
-    ours = hasattr(cls, "_fusion_refusals") or issubclass(cls, GeneratedLayer)
-    if ours or generate_choice() == "off" or not passes_messages(cls):
-        return None
-    return generated_class(cls)
-
-
-_PASSES: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
-
-
-def passes_messages(cls: type) -> bool:
-    """Whether the methods of a class call ``apply_edges()``, ``update_all()`` or ``edge_softmax()``."""
-    if cls not in _PASSES:
-        own = [base for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch" and base is not object]
-        _PASSES[cls] = any(_calls(value) for base in own for value in vars(base).values())
-    return _PASSES[cls]
-
-
-def _calls(value: Any) -> bool:
-    function = getattr(value, "__func__", getattr(value, "fget", value))
-    return isinstance(function, types.FunctionType) and _names(function.__code__)
-
-
-def _names(code: types.CodeType) -> bool:
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return not _STEPS.isdisjoint(code.co_names) or any(map(_names, inner))
-
-
-def _rebuild(base: type):
-    cls = generated_class(base)
-    return cls.__new__(cls)
-
-
-# One call ------------------------------------------------------------------------------------------------------------
-
-
-def _run(layer, method, args: tuple, kwargs: dict) -> Any:
+def run(layer, method, args: tuple, kwargs: dict) -> Any:
     if compiling():
         note_trace(type(layer), False)
         return method(*args, **kwargs)
