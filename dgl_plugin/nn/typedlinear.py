@@ -33,7 +33,7 @@ class TypedLinear(FusedLayer, stock_linear.TypedLinear):
         return self._choose(x, x_type, sorted_by_type)
 
     def _fusion_refusals(self, x, x_type, sorted_by_type=False) -> list[str]:
-        return typed_rows_refusals(x, x_type, self.in_size, self.W, follows_autocast=True)
+        return typed_rows_refusals(x, x_type, self.in_size, self.W)
 
     def _fused_forward(self, x, x_type, sorted_by_type):
         return gather_mm(*as_products_read(x, weights_of(self)), x_type)

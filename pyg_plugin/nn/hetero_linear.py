@@ -37,7 +37,7 @@ class HeteroLinear(Scriptable, FusedLayer, linear.HeteroLinear):
     def _fusion_refusals(self, x, type_vec) -> list[str]:
         if hasattr(self, "_hook"):
             return ["the parameters are not initialised yet"]
-        refusals = typed_rows_refusals(x, type_vec, self.in_channels, self.weight, follows_autocast=True)
+        refusals = typed_rows_refusals(x, type_vec, self.in_channels, self.weight)
         return refusals or tracing_refusals()
 
     def _stock_forward(self, x, type_vec):

@@ -117,7 +117,7 @@ def dgl_node_types():
     (node_types,) = installed("edgeless.dgl.nn._node_types")
     types = torch.tensor([1, 0, 1, 1])
     for num_types, count in ((2, 4), (3, 4), (2, 3)):
-        yield lambda of=(num_types, count): node_types.nodes_by_type("test", types, *of)
+        yield lambda of=(num_types, count): node_types.nodes_by_type(types, *of)
 
 
 def dgl_joined_relations():

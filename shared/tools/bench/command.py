@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from dataclasses import asdict
 from itertools import product
@@ -13,7 +12,6 @@ import torch
 
 from edgeless.tools.cli.console import print_table
 from edgeless.tools.cli.devices import UsageError, pick_device
-from edgeless.tools.cli.files import writing
 from edgeless.tools.cli.layers import GENERATED
 from edgeless.tools.cli.options import check_room
 from edgeless.tools.cli.setting import setting_of
@@ -25,6 +23,7 @@ from .graphs import BenchGraph, check_name, has_relations, load
 from .measure import Plan, Result, measure, peers_of
 from .options import DROPPING, add_arguments, complete
 from .report import planned, print_case
+from .runs import Rows
 from .suites import RELATIONAL
 from .work import Case, op_case
 
@@ -100,32 +99,24 @@ def run(args: argparse.Namespace) -> int:
             check_name(name, args.data)
         if typed and not has_relations(name):
             raise UsageError(f"{typed[0]} needs a graph with relations, and --graph {name} has none")
-    results, rows = [], []
-    setting = setting_of(args, device)
-
-    def keep(more: list[dict]) -> None:
-        rows.extend(more)
-        if args.json:  # after every case: a long run that breaks off leaves what it has
-            with writing("--json", args.json) as file:
-                file.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
-
+    results, rows = [], Rows(args.json, setting_of(args, device))
     for name in args.graph:
         for model in args.training or ():
             made = None if name in training.DATASETS else load(name, args.data, device)
             for count, dtype in product(args.molecules if made is None else [None], args.dtype):
                 trained = training.measure(name, made, model, count, dtype, args.peers, device, timer.rounds)
                 training.print_steps(trained, device)
-                keep([asdict(row) for row in trained])
+                rows.keep([asdict(row) for row in trained])
         if several:
             config = _of_processes(args, name, device)
             if args.scale_out:
                 epochs = scaleout.measure({**config, "models": list(args.scale_out)})
                 scaleout.print_epochs(epochs, device)
-                keep([asdict(epoch) for epoch in epochs])
+                rows.keep([asdict(epoch) for epoch in epochs])
             if args.ddp:
                 measured = ddp.measure({**config, "models": list(args.ddp)})
                 ddp.print_steps(measured, device)
-                keep([asdict(step) for step in measured])
+                rows.keep([asdict(step) for step in measured])
         if not (cases or steps or renewed or args.shapes):
             continue
         graph = load(name, args.data, device)
@@ -137,19 +128,19 @@ def run(args: argparse.Namespace) -> int:
             found = measure(plan, graph, case)
             print_case(graph, case, found, device, baseline)
             results += found
-            keep([as_row(graph, result, baseline) | engines.of_row(result, blocks) for result in found])
+            rows.keep([as_row(graph, result, baseline) | engines.of_row(result, blocks) for result in found])
         if args.shapes:
             cells = shapes.measure(graph, timer, args.mode)
             shapes.print_shapes(cells)
-            keep([shapes.as_row(cell) for cell in cells])
+            rows.keep([shapes.as_row(cell) for cell in cells])
         for case in steps:
             measured = minibatch.measure(graph, case, args.peers, timer.rounds, sampling)
             minibatch.print_steps(graph, case, measured, sampling, device)
-            keep([asdict(step) for step in measured])
+            rows.keep([asdict(step) for step in measured])
         for case in renewed:
             measured = new_graphs.measure(graph, case, args.peers, args.mode, timer.rounds)
             new_graphs.print_steps(graph, case, measured, device)
-            keep([asdict(step) for step in measured])
+            rows.keep([asdict(step) for step in measured])
     engines.print_chosen(rows)
     if baseline is not None:
         columns = ["case", "peer", "", "geometric mean", "least", "graphs"]

@@ -176,8 +176,8 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
         check_count("--molecules", count)
     for count in args.fanout:
         check_count("--fanout", count)
-    check_real("--limit", args.limit, 0)
-    check_real("--dropout", args.dropout, 0, 1)
+    check_real("--limit", args.limit)
+    check_real("--dropout", args.dropout, 1)
     if args.dropout and (
         args.minibatch or args.new_graphs or args.scale_out or args.ddp or args.shapes or args.training
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from edgeless.tools.timing import Failed, Timer
 from . import gathers, twins
 from .graphs import HELP, BenchGraph, check_name, load
 from .ops import OPS, graph_of
+from .runs import Rows
 from .work import DTYPES, MODES, Case, Work, op_case
 
 GIVEN, OWN_ORDER = "as given", "the twin's communities"
@@ -108,29 +108,23 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
     cuda = device.type == "cuda"
     timer = Timer(device, rounds=args.rounds or (3 if cuda else 5), runs=args.runs, warmup=10 if cuda else 1)
-    setting, rows, gathered = setting_of(args, device), [], []
-
-    def keep(more: list[dict]) -> None:
-        rows.extend(more)
-        if args.json:  # after every case: a long run that breaks off leaves what it has
-            with writing("--json", args.json) as file:
-                file.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
-
+    setting, gathered = setting_of(args, device), []
+    rows = Rows(args.json, setting)
     for name in args.graph:
         graph = load(name, args.data, device)
         width = max([case.heads * case.channels for case in cases] + args.widths * args.gathers)
         check_room(f"--graph {name}: a row of {width:,} numbers for every node", 8 * width * graph.num_nodes)
         handles, orders = _orders(graph, args, device)
         _print_orders(graph, orders)
-        keep([asdict(order) for order in orders])
+        rows.keep([asdict(order) for order in orders])
         for case in cases:
             cells = measure(graph, handles, orders, case, args.mode, timer)
             _print_cells(graph, case, cells, device)
-            keep([asdict(cell) for cell in cells])
+            rows.keep([asdict(cell) for cell in cells])
         if args.gathers:
             found = gathers.measure(name, handles, GIVEN, args.widths, timer)
             gathers.print_gathers(name, found, device)
-            keep([asdict(cell) for cell in found])
+            rows.keep([asdict(cell) for cell in found])
             gathered += found
     if args.plot is not None:
         with writing("--plot", args.plot) as file:

@@ -156,9 +156,9 @@ def configure(args: argparse.Namespace) -> dict:
     check_count("--edges", args.edges, least=2)  # an undirected one is two
     check_count("--nodes", args.nodes, least=MIN_NODES)
     check_count("--seed", args.seed, least=0)
-    check_real("--dropout", args.dropout, 0, 1)
-    check_real("--lr", args.lr, 0)
-    check_real("--weight-decay", args.weight_decay, 0)
+    check_real("--dropout", args.dropout, 1)
+    check_real("--lr", args.lr)
+    check_real("--weight-decay", args.weight_decay)
     config = {
         name: default if getattr(args, name) is None else getattr(args, name)
         for name, default in zip(OPTIONS, DEFAULTS[data["kind"]])
