@@ -28,10 +28,11 @@ class EdgeOptions(NamedTuple):
     Attributes:
         edge_attr: edge features ``[E, De]``, floating; together with edge_proj.
         edge_proj: the projection of edge features, ``[H, De]`` for gat, else ``[H, C, De]``.
-        edge_scale: what multiplies the weights after softmax and dropout, ``[E]`` or ``[E, H]``, floating.
+        edge_scale: factors of the weights after softmax and dropout, ``[E]`` or ``[E, H]``, floating.
         dropout: probability to drop an attention weight, in [0, 1]; kept ones are divided by ``1 - dropout``.
-        seed: of the dropout mask, an int of 64 bits or a tensor of one; None draws it from torch's generator.
-        return_weights: ``"softmax"`` returns the weights before dropout, too, ``"dropped"`` those after it.
+        seed: the seed of the dropout mask, an int of 64 bits or a tensor with one; None draws it from torch's
+            generator.
+        return_weights: ``"softmax"`` also returns the weights before dropout, ``"dropped"`` those after it.
         out_dtype: the dtype of the results; None is the promoted dtype of all inputs.
     """
 

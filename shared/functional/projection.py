@@ -28,8 +28,8 @@ _PROJECT_SUM = torch.ops.edgeless.project_sum.default
 
 
 def are_own_rows(rows: Tensor, linears: Iterable[nn.Module], kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
-    """Whether only the attention uses the outputs of ``linears``, since no hook has seen them: its backward may then
-    overwrite them. CPU only; on CUDA, layers that are one node of autograd handle this themselves.
+    """Whether only the attention uses the outputs of ``linears``, since no hook has seen them: the attention's backward
+    may then overwrite them. CPU only; on CUDA, layers that are one node of autograd overwrite outputs themselves.
     """
     return rows.device.type == "cpu" and all(is_plain(linear, kinds) for linear in linears)
 

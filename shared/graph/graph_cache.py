@@ -1,6 +1,6 @@
 """A cache of graphs by weakly held anchors, whose least recently used graphs make room for others.
 
-What is cached for which objects of a user says :mod:`edgeless.graph.weak_cache`.
+:mod:`edgeless.graph.weak_cache` decides which graphs are cached, and for which objects.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Entry:
 
 
 class _Section:
-    """A section under the lock of a cache; it sweeps anchors that died meanwhile after releasing the lock."""
+    """Holds the lock of a cache; after releasing it, drops the entries of anchors that died meanwhile."""
 
     __slots__ = ("_lock", "_sweep")
 
@@ -100,7 +100,7 @@ class GraphCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[int, Hashable], Entry] = OrderedDict()  # by (anchor's id, key), oldest first
         self._anchors: dict[int, tuple[_AnchorRef, set]] = {}  # id of the anchor -> its reference, its keys
-        self._dead: deque[_AnchorRef] = deque()  # references of dead anchors whose entries are to be dropped
+        self._dead: deque[_AnchorRef] = deque()  # dead anchors whose entries are still to be dropped
         self._charged = 0
         self._limit = limit
         self._hits = self._misses = 0

@@ -99,8 +99,8 @@ class Graph(Keeper):
                 nodes; when one is None it is that side's largest id plus one.
             is_symmetric: True if the caller knows that every edge has its reverse, with the same multiplicity. One
                 array of neighbours then serves both directions in ops without per-edge data.
-            validate: check that ids are in range and that a graph declared symmetric is, which takes as long as
-                building both directions. Without it, wrong ids and gradients over a graph that is not symmetric are
+            validate: check that ids are in range, and that a graph declared symmetric is symmetric, which takes as long
+                as building both directions. Without it, wrong ids and gradients over a graph that is not symmetric are
                 undefined behaviour.
             self_loops: replace self loops as :meth:`with_self_loops` does. A later call of that method then sorts
                 nothing, so that a new graph at every step is sorted once.
@@ -160,7 +160,7 @@ class Graph(Keeper):
         """:meth:`_from_ends` for a small graph of int32 or int64 ids, without the dispatch of ops.
 
         Returns None if ``graph_of_few_edges`` (``core_cuda/graph/few_edges_cpu.h``) does not support the graph, and
-        where a captured step has to record ops. An id out of range is such a case, which the ops report.
+        where a captured step has to record ops. It does not support ids out of range, which the ops report.
         """
         found = None if deferred() is not None else _C.graph_of_few_edges(src, dst, num_src, num_dst, self_loops)
         if found is None:
@@ -512,7 +512,7 @@ class Graph(Keeper):
         Args:
             side: ``"dst"`` for in-degrees of destinations, ``"src"`` for out-degrees of sources.
             power: the exponent.
-            dtype: of the result ``[num_dst]`` or ``[num_src]``.
+            dtype: the dtype of the result ``[num_dst]`` or ``[num_src]``.
             isolated: the value of nodes without edges.
         """
         key = ("scale", side, power, dtype, isolated)
@@ -591,7 +591,8 @@ class Graph(Keeper):
             method: ``"community"`` (needs scikit-network), ``"metis"`` (pymetis), ``"rcm"`` (SciPy) or ``"degree"``;
                 docs/choosing.md compares them. Or a permutation ``[N]`` of any integer dtype.
             num_parts: the number of METIS partitions; by default one per 512 nodes.
-            seed: for METIS; the other methods draw nothing. Every method gives the same order every time.
+            seed: the seed of METIS; the other methods draw no random numbers. Every method gives the same order every
+                time.
             bipartite: whether sources and destinations are two sets of nodes. Each set then gets a permutation, found
                 together, and method may be a pair. None: they are if num_src and num_dst differ.
         Returns:

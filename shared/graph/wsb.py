@@ -23,7 +23,7 @@ __all__ = ["COLUMNS", "DOT_HEADS", "HEIGHT", "LEAST_EDGES", "Blocks", "WsbFormat
 
 COLUMNS = 16  # columns of a block
 HEIGHT = 32  # rows of a window; 64 cost tensor cores more work than they save in reading (decision 0033)
-_ROWS = 16  # a 32-bit word has the bits of 16 rows and two columns
+_ROWS = 16  # a 32-bit word holds the bits of 16 rows for two columns
 DOT_HEADS = (32, 64, 128)  # features per head for which there are kernels of dot product attention
 LEAST_EDGES = 1 << 20  # edges of a graph from which "auto" may choose blocks
 _SAMPLE = 256  # windows that edges_a_row samples

@@ -25,7 +25,7 @@ class AccelerateReport(Printed):
         swapped: (name in the model, old class, new class) of every layer that was swapped.
         kept: (name in the model, class, reason) of every graph layer that was not swapped.
         joined: (name in the model, number) of groups of layers that are now called as one sum over relations.
-        captured: what reports on the captured model, ``model.captured``; None without ``capture``.
+        captured: ``model.captured``, the report on the captured model; None without ``capture``.
     """
 
     swapped: list[tuple[str, type, type]] = field(default_factory=list)

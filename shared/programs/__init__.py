@@ -1,6 +1,6 @@
 """Programs: any message function without an edge tensor (see docs/design.md).
 
-What traces, rewrites and runs is imported when the first program is made.
+The tracer, the passes and the interpreter are imported when the first program is made.
 """
 
 from .cache import ProgramCache

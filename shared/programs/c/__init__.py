@@ -1,1 +1,1 @@
-"""From the items of a walk to a text in C, by loops over scalars. Nothing here runs or compiles the text."""
+"""Writes the items of a walk as text in C, by loops over scalars. Nothing here runs or compiles the text."""

@@ -1,4 +1,4 @@
-"""Arranges the items of a walk into loops; what loops are says :mod:`edgeless.programs.c.loops`."""
+"""Arranges the items of a walk into the loops that :mod:`edgeless.programs.c.loops` defines."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class _Scope:
     def __init__(self, kind: str):
         self.kind = kind
         self.statements: list[Union[Open, DrawLoop]] = []
-        self.made: dict[Item, tuple[Buffer, int]] = {}  # array, and place of the last statement that writes it
+        self.made: dict[Item, tuple[Buffer, int]] = {}  # item -> its array, and the last statement that writes it
 
     def finished(self) -> list[Statement]:
-        """The statements, once nothing is computed twice."""
+        """The statements, after removing computations that occur twice."""
         uses: dict[Item, set] = {}
         parents: dict[Item, set] = {}
         for opened in self.statements:
@@ -120,7 +120,7 @@ class _Arranger(Scalars):
     # What there is --------------------------------------------------------------------------------------------------
 
     def reached(self) -> tuple[list[Folded], list[Item]]:
-        """The folds that are reached, and the items of the row that its edges read."""
+        """The folds that the sinks depend on, and the items of the row that its edges read."""
         low = self.lowered
         stack = [f.source for _, f, _ in low.folds] + [i for _, i in low.by_edge]
         stack += [i for t in low.totals for i in (t.source, t.row) if i is not None]
@@ -141,7 +141,7 @@ class _Arranger(Scalars):
         return folds[::-1], reads
 
     def stage(self, item: Item) -> int:
-        """The pass in which an item of an edge is computed; for one of the row, the number of passes before it."""
+        """The pass in which an edge's item is computed; for a row's item, the number of passes before it."""
         if item not in self.stages:
             parts = [item.row] if isinstance(item, RowRead) else item.parts()
             own = max(map(self.stage, parts), default=0)
@@ -166,7 +166,7 @@ class _Arranger(Scalars):
     # Statements -----------------------------------------------------------------------------------------------------
 
     def row_statements(self, stage: int, reads: list[Item]) -> list[Statement]:
-        """The statements that compute what edges read of the row after this many passes."""
+        """The statements that compute the row's items that edges read, after this many passes."""
         self.scope = _Scope("row")
         for core in map(core_of, reads):
             if self.stage(core) == stage and not isinstance(core, (Operand, Folded, Number)):
@@ -246,13 +246,13 @@ class _Arranger(Scalars):
         at: Optional[Callable[[list[Index]], Index]] = None,
         made: Optional[Buffer] = None,
     ) -> None:
-        """Writes a statement over the elements of an item, into a loop that is there if one fits.
+        """Writes a statement over the elements of an item, into an existing loop if one fits.
 
         Args:
-            end: makes the loop's end of an index, a scalar and the loop.
+            end: makes the loop's end from an index, a scalar and the loop.
             joins: whether it may share a loop.
-            at: the place of an index in the array that the end writes; by default that in the item.
-            made: the item's own array, if it becomes one.
+            at: maps an index to the offset in the array that the end writes; by default the offset in the item.
+            made: the item's own array, if the item becomes one.
         """
         if item.numel == 0:
             raise NotLowered("an item without elements")
@@ -267,7 +267,7 @@ class _Arranger(Scalars):
                 self.scope.made[item] = made, opened.place
                 opened.named["array", item, tuple(index)] = value
 
-        while True:  # a trial, which makes all arrays that it reads
+        while True:  # a trial run makes all arrays that the statement reads
             nest = _nest(item.shape, refined)
             variables = [v for each in nest for v in each if v.extent > 1]
             trial = Open(variables)
@@ -314,7 +314,7 @@ def _index(variables: Sequence[Var]) -> Index:
 
 
 def _name_variables(statements: Sequence[Statement]) -> None:
-    """Numbers the loops' variables, in an order that is the same every time, so that texts are."""
+    """Numbers the loops' variables in a fixed order, so that equal walks have equal texts."""
     variables = [v for s in statements if isinstance(s, Loop) for v in (*s.vars, *s.reduced)]
     for number, variable in enumerate(dict.fromkeys(variables)):
         variable.name = f"i{number}"

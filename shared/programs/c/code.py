@@ -1,9 +1,9 @@
 """Writes a walk as a function in C.
 
 The function gets pointers and sizes and knows nothing of torch. Rows are cut into a fixed number of parts of about
-equal work, which threads take one after the other; sums over all edges are kept for each part and added in the order of
-the parts. So the number of threads changes no bit. Within a row, edges are taken a tile of eight at a time: each
-statement goes over the edges of a tile before the next does, so that products read a matrix once for several edges.
+equal work, which threads take in turn; sums over all edges are kept for each part and added in the order of the parts.
+So the number of threads changes no bit. Within a row, edges are taken a tile of eight at a time: each statement runs
+for all edges of a tile before the next one does, so that products read a matrix once for several edges.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .products import Product, product_of, product_text, total_text
 from .types import bytes_of, literal, memory_type, scalar_type, suffix
 
 _TILE, _TILE_BYTES, _MOST_BYTES = 8, 48 << 10, 1 << 19
-_FLUSH = 1024  # edges after which a part's sums over edges are added to its larger ones, so that rounding stays small
+_FLUSH = 1024  # after this many edges a part adds its sums to larger ones, which bounds the rounding errors
 _AHEAD, _MOST_LINES = 16, 8
-# Choices by bits: of a conditional expression GCC would make branches, to load operands only where they are chosen.
+# Selects by bits: GCC would compile a conditional expression to branches that load only the chosen operand.
 _CHOICES = {
     "where": "el_where{m}({0}, {1}, {2})",
     "max": "el_where{m}(({0} > {1}) | ({0} != {0}), {0}, {1})",
@@ -40,14 +40,14 @@ class CText:
     """A walk in C.
 
     Attributes:
-        text: of a function ``int walk(void **pointers, const long *numbers)``. It returns 1 if an index is outside of
-            its table, else 0.
-        arranged: the order of the pointers: indptr, indices and ids (or NULL), the operands, then for each fold with a
-            node its result and, where it has one, its argument, the results by edge, the totals, and workspace.
+        text: the text of a function ``int walk(void **pointers, const long *numbers)``, which returns 1 if an index is
+            out of range, else 0.
+        arranged: the loops, which give the order of the pointers: indptr, indices and ids (or NULL), the operands, for
+            each fold with a node its result and its argument if it has one, the results by edge, the totals, workspace.
         workspace: the bytes of the workspace.
-        parts: into how many parts rows are cut, as many threads can run.
+        parts: the number of parts into which rows are cut, and so the largest number of threads.
 
-    The numbers are those of rows, sources, destinations, edges and threads.
+    ``numbers`` holds the numbers of rows, sources, destinations, edges and threads.
     """
 
     text: str
@@ -60,9 +60,9 @@ def c_code(arranged: Arranged, wide: bool) -> CText:
     """Writes a walk.
 
     Args:
-        wide: whether ids are int64, else int32.
+        wide: whether ids are int64; else they are int32.
     Raises:
-        NotLowered: it has a dtype or a size that is not supported.
+        NotLowered: the walk has a dtype or a size that is not supported.
     """
     return _Writer(arranged, wide).run()
 
@@ -153,7 +153,7 @@ class _Writer:
         return self.lines
 
     def pointers(self) -> list[tuple[str, str, int]]:
-        """(name, type, place) of the pointers behind those of the graph."""
+        """(name, type, index) of the pointers behind those of the graph."""
         found = [(name, f"const {memory_type(operand.dtype)}") for operand, name in self.operands.items()]
         for fold in self.folds:
             if fold.node is not None:
@@ -179,7 +179,7 @@ class _Writer:
         self.begin(f"for (long p0 = begin; p0 < end; p0 += {self.tile})")
         self.line(f"const int u = end - p0 < {self.tile} ? (int)(end - p0) : {self.tile};")
         self.line(f"long j[{self.tile}], id[{self.tile}];")
-        self.begin(f"for (int s = 0; s < {self.tile}; ++s)")  # those beyond the end repeat the last edge
+        self.begin(f"for (int s = 0; s < {self.tile}; ++s)")  # edges beyond the end repeat the last edge
         self.line("const long p = p0 + (s < u ? s : u - 1); j[s] = near_[p]; id[s] = ids ? ids[p] : p;")
         self.end()
         if first:
@@ -192,7 +192,7 @@ class _Writer:
         self.end()
 
     def prefetch(self) -> None:
-        """Fetches what edges further on will read and write at places of their own."""
+        """Prefetches the rows that later edges will read and write."""
         ids = "(ids ? (long)ids[p] : p)"
         places = {"near": "(long)near_[p]", "edge": ids}
         rows = [(n, places[o.kind], o, 0) for o, n in self.operands.items() if o.kind in places]
@@ -254,7 +254,7 @@ class _Writer:
         return not (isinstance(end, Store) and isinstance(end.into, Buffer) and end.into.scope == "row")
 
     def product(self, loop: Loop, product: Product) -> bool:
-        """A product by vectors."""
+        """Writes a product by vectors; returns whether it could."""
         if not self.on_edges(loop):
             return False
         end = loop.ends[0]
@@ -285,7 +285,7 @@ class _Writer:
         self.end()
 
     def at(self, memory: Union[Operand, Buffer, EdgeResult], index: str, s: str = "s") -> str:
-        """An element of memory, of an edge's memory at the place ``s`` of the tile."""
+        """The text of an element of memory; ``s`` is the index of the edge in its tile."""
         if isinstance(memory, EdgeResult):
             return f"({self.results[memory]} + id[{s}] * {memory.numel})[{index}]"
         if isinstance(memory, Buffer):
@@ -332,7 +332,7 @@ class _Writer:
             self.end()
 
     def pragma(self, loop: Loop, v: Var) -> None:
-        """Lets the compiler make vectors of the innermost loop, which has no dependences."""
+        """Lets the compiler vectorise the innermost loop, which has no dependences."""
         scattered = any(isinstance(end, Accumulate) and end.dynamic for end in loop.ends)
         if loop.reduced:
             if loop.op in ("add", "mul"):
@@ -393,12 +393,12 @@ class _Writer:
             text = _CHOICES[op] if fold.best.dtype.is_floating_point else TEXTS[op]
             self.line(f"{at} = {text.format(value, at, m=suffix(fold.best.dtype))};")
             return
-        # n: twice the number of edges within the tolerance of the extremum, and 1 if several are equal to it.
+        # n: twice the number of edges within the tolerance of the extremum, plus 1 if several equal it.
         n, p, m = f"{fold.best.name}_n[{index}]", f"{fold.best.name}_p[{index}]", suffix(fold.best.dtype)
         least = literal(tolerance(fold.best.dtype), fold.best.dtype)
         self.line(f"{{ const int more = ({value} {sign} {at}) | ({value} != {value}), same = {value} == {at};")
         self.line(f"  const int near = fabs{m}({value} - {at}) < {least} * fabs{m}({at});")
-        kept = f"({n} & ((more - 1) | (-near & -2)))"  # a larger one keeps those that are near to it
+        kept = f"({n} & ((more - 1) | (-near & -2)))"  # a larger extremum keeps the count of edges within its tolerance
         self.line(f"  {n} = ({kept} + ((more | same | near) << 1)) | same;")
         self.line(f"  {at} = el_where{m}(more, {value}, {at});")
         self.line(f"  {p} = more | same ? (int)(p0 - begin) + s : {p}; }}")

@@ -1,4 +1,4 @@
-"""What calls the parts of a walk in C: threads, and sums over all edges in the order of the parts."""
+"""The text in C that runs the parts of a walk on threads, and adds their sums over edges in the order of the parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PARTS, _MOST_WORKSPACE = 64, 64 << 20
 
 
 def parts_of(size: int) -> int:
-    """Into how many parts rows are cut where each has a workspace of so many bytes."""
+    """The number of parts into which rows are cut if each part has a workspace of ``size`` bytes."""
     parts = _PARTS
     while parts > 1 and parts * size > _MOST_WORKSPACE:
         parts //= 2
@@ -20,9 +20,9 @@ def driver_text(offsets: dict[TotalArray, int], size: int, place: int) -> list[s
     """The text behind ``el_part``.
 
     Args:
-        offsets: where each total stands in a part's workspace; its sums of many edges stand behind it.
+        offsets: the offset of each total in a part's workspace; the sums of many edges follow it.
         size: the bytes of a part's workspace.
-        place: that of the first total among the pointers; the workspace is behind the last.
+        place: the index of the first total among the pointers; the workspace follows the last total.
     """
     workspace, parts = place + len(offsets), parts_of(size)
     lines = [_DRIVER.format(parts=parts, workspace=workspace, size=size)]

@@ -2,9 +2,9 @@
 
 A row of the walk's end is computed in passes over its edges, since a fold may need earlier folds of the same row: the
 sum of a softmax needs the maximum. Each pass has statements for one edge and statements for the row after its edges. A
-statement is a loop nest over the elements of an item; its body are scalars, each assigned once, and at its end elements
-are stored in small arrays of the edge or of the row, or accumulated. Views have become indices. Only these items become
-arrays: results of reductions, items made of parts, draws of dropout, and what several loops would compute again.
+statement is a loop nest over the elements of an item. Its body assigns scalars, each once. Its end stores the elements
+in small arrays of the edge or of the row, or accumulates them. Views have become indices. Only these items become
+arrays: results of reductions, items made of parts, draws of dropout, and values that several loops would compute again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Fold:
     """A fold of a row's edges: ``"sum"``, ``"prod"``, ``"amax"`` or ``"amin"``.
 
     Attributes:
-        best: has the result after the pass; a row without edges has 0, or 1 for a product.
-        argument: of an extremum whose argument is read, int64: the id of the single edge that has the extremum, or
-            minus the number of those within its tolerance where several have it, or 0 where there are none or the
+        best: the array that has the result after the pass; a row without edges has 0, or 1 for a product.
+        argument: the array of an extremum's argument, int64, if it is read: the id of the only edge that has the
+            extremum; minus the number of edges within its tolerance if several have it; 0 if there are no edges or the
             extremum is NaN.
         node: the sink that ``best`` is stored for, or None; ``argument`` belongs to the same sink.
     """
@@ -63,7 +63,7 @@ class TotalArray:
 
 @dataclass(eq=False)
 class EdgeResult:
-    """A result by edge, of these many elements."""
+    """A result by edge with ``numel`` elements per edge."""
 
     node: Node
     numel: int
@@ -72,7 +72,7 @@ class EdgeResult:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """A part of an index that is computed: ``stride`` times the int64 scalar ``name``, which is below ``extent``."""
+    """A computed summand of an index: ``stride`` times the int64 scalar ``name``, which is below ``extent``."""
 
     name: str
     stride: int
@@ -120,8 +120,8 @@ class Accumulate:
 class Loop:
     """A loop nest over ``vars``, outermost first, with ``ends`` behind the body.
 
-    Where ``reduced`` is not empty, the body stands in inner loops over these as well, ``value`` is reduced over them by
-    the primitive ``op``, and the only end stores the result, which has the name ``value`` there.
+    Where ``reduced`` is not empty, the body is inside of inner loops over these variables, the primitive ``op`` reduces
+    ``value`` over them, and the only end stores the result under the name ``value``.
     """
 
     vars: tuple[Var, ...]
@@ -157,11 +157,11 @@ class Arranged:
     """A walk as loops.
 
     Attributes:
-        operands: the tensors that it reads.
+        operands: the tensors that the walk reads.
         first: statements of the row before the first pass.
-        passes: in order.
+        passes: the passes in order.
         totals, by_edge: the other sinks.
-        buffers: all arrays of edges and rows but those of folds and totals.
+        buffers: all arrays of edges and rows except those of folds and totals.
     """
 
     end: int

@@ -1,8 +1,8 @@
-"""What stands before a walk in C: vector types, random numbers, and functions that compilers turn into vectors.
+"""The text in front of a walk in C: vector types, random numbers, and functions that compilers can vectorise.
 
-The functions have no branches and call nothing, so loops over them become vectors with any compiler, and no library
-call is needed for the commonest of them. They are right for NaN, infinities and, where the results are, subnormal
-numbers; ``tests/core/test_scalar_functions.py`` bounds their errors to a few units in the last place.
+The functions have no branches and no calls, so any compiler vectorises loops over them, and the commonest functions
+need no library. They are right for NaN, infinities and subnormal results; ``tests/core/test_scalar_functions.py``
+bounds their errors to a few units in the last place.
 """
 
 from __future__ import annotations

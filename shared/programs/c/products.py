@@ -1,6 +1,6 @@
-"""Products of an item and a matrix, or of two items, by vectors: sums that stay in registers.
+"""Products of an item and a matrix, or of two items, by vectors whose sums stay in registers.
 
-What a compiler makes of the plain loops keeps the sums in memory, which takes three times as long.
+Compilers keep the sums of the plain loops in memory, which takes three times as long.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _BYTES = 32
 
 @dataclass
 class Product:
-    """A loop that multiplies two elements of memory: ``left``'s, which is the same for all elements of a vector, by
-    ``right``'s, whose vectors are contiguous, as the results are, along the variable ``along``.
+    """A loop that multiplies an element of ``left`` by one of ``right``. Along the variable ``along``, the elements of
+    ``right`` and the results are contiguous, and the element of ``left`` is the same.
     """
 
     left: Union[Operand, Buffer]
@@ -60,14 +60,14 @@ def _stride(index: Index, along: Var) -> int:
 
 
 def _plus(index: Index, along: Var, start: int) -> str:
-    """The text of an index where ``along`` is ``start``."""
+    """The text of an index at ``along`` = ``start``."""
     factor = _stride(index, along)
     rest = Index(tuple((v, f) for v, f in index.terms if v is not along), index.const)
     return (rest + factor * start).text()
 
 
 def _blocks(extent: int, width: int) -> list[tuple[int, list[int], list[int]]]:
-    """Blocks of columns: (first, starts of vectors, single columns)."""
+    """Splits columns into blocks: (first column, starts of vectors, single columns)."""
     whole = extent // width
     blocks = []
     for first in range(0, whole, _SUMS):
@@ -83,7 +83,7 @@ def product_text(
     """A product of each edge's item, reduced over the loop's reduced variables and stored.
 
     Args:
-        into, left, right: the text of an element, of the place in a tile and an index.
+        into, left, right: functions from the index of an edge in its tile and an index to the text of an element.
     """
     kind, width = ("float", 8) if product.dtype is torch.float32 else ("double", 4)
     along, outer, index = product.along, loop.vars[:-1], loop.ends[0].index

@@ -27,11 +27,11 @@ from ..lowering.items import (
 from .loops import Buffer, Dynamic, Fold, Let, Loop
 
 _NONE = Index()
-_ARRAYS = (Reduce, Assemble, Draw)  # always
+_ARRAYS = (Reduce, Assemble, Draw)  # items of these classes always become arrays
 
 
 class Needed(Exception):
-    """Items that must become arrays."""
+    """Raised with items that must become arrays first."""
 
     def __init__(self, items: set[Item]):
         super().__init__()
@@ -39,11 +39,11 @@ class Needed(Exception):
 
 
 class Conflict(Exception):
-    """A loop cannot take another statement."""
+    """Raised if a loop cannot contain another statement."""
 
 
 def is_cheap(item: Item) -> bool:
-    """Whether computing it again costs nothing."""
+    """Whether computing the item again costs nothing."""
     return not isinstance(item, Map) or (item.op in ("cast", "neg") and all(map(_is_leaf, item.args)))
 
 
@@ -54,7 +54,7 @@ def _is_leaf(item: Item) -> bool:
 
 
 def core_of(item: Item) -> Item:
-    """What an item is a view of."""
+    """The item that an item is a view of."""
     return core_of(item.base) if isinstance(item, (View, Reshape)) else item
 
 
@@ -62,10 +62,10 @@ class Open:
     """A loop that is being written.
 
     Attributes:
-        place: its place among the scope's statements, or -1 for a trial.
+        place: the loop's index among the scope's statements, or -1 for a trial.
         joins: whether other statements may join it.
-        reads: the arrays of the scope that it reads.
-        uses: the maps that it computes: (map, the map that reads it or None, index).
+        reads: the arrays of the scope that the loop reads.
+        uses: the maps that the loop computes: (map, the map that reads it or None, index).
     """
 
     def __init__(self, variables: Sequence[Var], reduced: Sequence[Var] = (), place: int = -1, joins: bool = True):
@@ -88,8 +88,8 @@ class Scalars:
         arrays: items that are arrays.
         folds: the folds by item.
         rows: items of the row that are arrays by now.
-        scope: where statements are written; ``scope.made`` has its arrays, with the place of the last statement that
-            writes each.
+        scope: the scope that statements are written to; ``scope.made`` has its arrays, with the index of the last
+            statement that writes each.
     """
 
     scope: Any
@@ -116,7 +116,7 @@ class Scalars:
         return self.let(opened, (memory, index, dynamic), memory.dtype, "load", (memory,), index, dynamic)
 
     def value(self, item: Item, index: list[Index], opened: Open, inside: bool = False) -> str:
-        """The scalar that an item has at an index; ``inside`` computes it even if it is an array."""
+        """The scalar that an item has at an index; with ``inside`` it is computed even if the item is an array."""
         if isinstance(item, Number):
             key = ("number", item.dtype, repr(item.value), item.size)
             return self.let(opened, key, item.dtype, "number", (item.value, item.size))
@@ -171,7 +171,7 @@ class Scalars:
         return self.memory(item.base) if isinstance(item, Reshape) else None
 
     def element(self, item: Item, memory: Union[Operand, Buffer], place: Index, opened: Open) -> str:
-        """The scalar at a place of an item's memory."""
+        """The scalar at an offset of an item's memory."""
         while isinstance(item, (Reshape, RowRead)) and item not in self.arrays and item not in self.rows:
             item = item.base if isinstance(item, Reshape) else item.row
         if item in self.scope.made:

@@ -46,7 +46,7 @@ def literal(value, dtype: torch.dtype) -> str:
 
 
 def suffix(dtype: torch.dtype) -> str:
-    """What the functions of math.h for a dtype have behind their names."""
+    """The suffix of the names of math.h's functions for a dtype."""
     return "f" if dtype is torch.float32 else ""
 
 

@@ -1,1 +1,1 @@
-"""From the items of a walk to a text in CUDA. Nothing here runs or compiles the text, or knows a GPU."""
+"""Writes the items of a walk as text in CUDA. Nothing here runs or compiles the text, or knows a GPU."""

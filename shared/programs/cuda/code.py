@@ -1,12 +1,12 @@
-"""Walks as CUDA: the text of the functor that core_cuda/programs/walk.cuh runs, written from items.
+"""Writes walks as CUDA: from items, the text of the functor that core_cuda/programs/walk.cuh runs.
 
-The elements of a value are spread over the lanes of a sub-warp. A value is computed at a table ``[lanes, n]``, which
-says which of its elements each lane computes in its n registers; one row stands for all lanes alike. A table of a
-result gives tables of its operands, through views as well, so that only operands in memory, and sums across lanes, know
-about lanes. What a table has twice is computed once.
+The elements of a value are spread over the lanes of a sub-warp. A value is computed at a table ``[lanes, n]`` of the
+elements that each lane computes in its n registers; a table with one row means that all lanes compute the same. The
+table of a result determines the tables of its operands, through views as well, so that only loads from memory and sums
+across lanes depend on lanes. An element that a table has twice is computed once.
 
-A statement runs as rarely as its operands allow: once for a thread, at the start of a row, or for an edge. Operands
-that edges gather are loaded for several edges ahead.
+A statement runs as rarely as its operands allow: once per thread, at the start of a row, or for each edge. Gathered
+operands are prefetched for several edges.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from .tiles import Tiles
 
 
 def write(stage: Stage, by_lanes: bool = False) -> Text:
-    """The text of a pass, with as many values to a lane as loads of 16 bytes have, or more where lanes are too few.
+    """The text of a pass. A lane has as many elements as fit in 16 bytes, or more if there are too few lanes.
 
     Args:
-        by_lanes: whether each lane computes its part of products by edge alone.
+        by_lanes: whether lanes compute products by edge, each its own elements, instead of tensor cores.
     Raises:
-        NotLowered: it cannot be written.
+        NotLowered: the pass has no text.
     """
     width, size = stage.frame()
     error = None
@@ -77,14 +77,14 @@ def write(stage: Stage, by_lanes: bool = False) -> Text:
 
 
 def _divisors(width: int, best: int) -> list[int]:
-    """Values of a lane, the best first, then more, so that a row fits into one sub-warp, then fewer."""
+    """Numbers of elements per lane to try: the best, then larger ones, so that a row fits a sub-warp, then smaller."""
     found = [n for n in range(1, width + 1) if width % n == 0]
     first = max(n for n in found if best % n == 0)
     return [first, *(n for n in found if first < n <= 16), *(n for n in reversed(found) if n < first)]
 
 
 class _Writer(Registers):
-    """Values that are computed, and the text of all."""
+    """Writes the statements that compute values from registers, and the text of the pass."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -92,7 +92,7 @@ class _Writer(Registers):
 
     @property
     def argument_type(self) -> str:
-        """That of the edge that an extremum comes from."""
+        """The type of the argument of an extremum, an edge id."""
         return "I" if self.edge_products.used else "int64_t"
 
     def snapshot(self):
@@ -105,7 +105,7 @@ class _Writer(Registers):
     # Values ----------------------------------------------------------------------------------------------------------
 
     def value(self, item: Item, table: np.ndarray) -> Value:
-        """The registers of an item at a table."""
+        """Returns the registers that hold an item at a table, and writes the statements that compute them."""
         if table.shape[0] > 1 and (table == table[:1]).all():
             table = table[:1]
         firsts, places = distinct(table)
@@ -153,7 +153,7 @@ class _Writer(Registers):
         return self.let(max(a.when for a in args), kind, texts)
 
     def reciprocals(self, value: Value) -> Value:
-        """One over a value that is the same for all edges of a row, computed as rarely."""
+        """One over a value that is the same for all edges of a row, computed once per row."""
         key = ("reciprocals", *value.names)
         if key not in self.memo:
             self.memo[key] = self.let(value.when, "float", [f"1.0f / {name}" for name in value.names])
@@ -236,7 +236,7 @@ class _Writer(Registers):
         return self.let(when, value_type(item.dtype), texts)
 
     def among(self, lanes: np.ndarray) -> str:
-        """The condition that a lane is one of these."""
+        """The text of the condition that a lane is one of ``lanes``."""
         found = np.flatnonzero(lanes)
         if len(found) == found[-1] - found[0] + 1:
             return f"(some >= {found[0]} && some <= {found[-1]})"
@@ -279,7 +279,7 @@ class _Writer(Registers):
         return self.cheapest([lambda way=way: way(item, starts, offsets) for way in ways])
 
     def cheapest(self, ways: Sequence[Callable]):
-        """The result of the way that writes the least, of those that can be written."""
+        """Tries all ways to compute a value, and returns the result of the one that costs the least."""
         if len(ways) == 1:
             return ways[0]()
         best, errors, saved = None, [], self.snapshot()
@@ -297,12 +297,12 @@ class _Writer(Registers):
         return best[1]()
 
     def cost(self) -> int:
-        """About how much an edge costs so far."""
+        """The estimated cost per edge of the statements so far."""
         exchanges = sum("lanes_" in line for line in self.lines[EDGE])
         return self.extra + 8 * len(self.load) + len(self.lines[EDGE]) + 10 * exchanges + len(self.lines[ROW]) // 8
 
     def _in_lane(self, item: Reduce, starts: np.ndarray, offsets: np.ndarray) -> Value:
-        """Each lane reduces all that its elements are made of."""
+        """Reduces within lanes: each lane reduces all operands of its elements."""
         count = starts.shape[1]
         at = (starts[:, None, :] + offsets[None, :, None]).reshape(starts.shape[0], -1)
         return self.combined(item, self.value(item.base, at), count)
@@ -326,7 +326,7 @@ class _Writer(Registers):
         return TEXTS[op].format(a, b)
 
     def _across(self, item: Reduce, starts: np.ndarray, offsets: np.ndarray) -> Value:
-        """The lanes that need an element reduce it together."""
+        """Reduces across lanes: the lanes that need an element reduce it together by shuffles."""
         if self.lanes > 32:
             raise NotLowered("a sum over a row of several sub-warps")
         lanes, count, whole = self.lanes, len(offsets), starts.shape[0] == 1
@@ -346,7 +346,7 @@ class _Writer(Registers):
         kind = value_type(item.dtype)
         if kind not in ("float", "double"):
             raise NotLowered("a reduction of integers across lanes")
-        if whole and group & (group - 1):  # lanes outside of the row take part
+        if whole and group & (group - 1):  # lanes outside of the row take part in the shuffles
             group = 1 << (lanes - 1).bit_length()
         identity = {"add": "0", "mul": "1", "max": "-INFINITY", "min": "INFINITY"}[item.op]
         masked = [name if lanes == group else f"inside ? {name} : {kind}({identity})" for name in found.names]
@@ -355,11 +355,11 @@ class _Writer(Registers):
         return self.let(when, kind, [f"lanes_{item.op}<{group}>({m}, {team})" for m in masked])
 
     def _shared_out(self, item: Reduce, starts: np.ndarray, offsets: np.ndarray) -> Value:
-        """Each lane reduces its part of all elements of all lanes, which then exchange them for their own."""
+        """Reduces in two steps: each lane reduces its part of all elements, then lanes exchange the partial results."""
         lanes, count = self.lanes, len(offsets)
         if lanes > 32 or lanes & (lanes - 1) or lanes < 4 or starts.shape[0] == 1 or count % lanes or item.op != "add":
             raise NotLowered("elements that lanes cannot exchange")
-        whole = starts.reshape(1, -1)  # of lane 0, of lane 1, ...
+        whole = starts.reshape(1, -1)  # the elements of lane 0, of lane 1, ...
         mine = offsets.reshape(lanes, -1)
         at = (whole[:, None, :] + mine[:, :, None]).reshape(lanes, -1)
         found = self.combined(item, self.value(item.base, at), whole.shape[1])
@@ -376,7 +376,7 @@ class _Writer(Registers):
     # Results ---------------------------------------------------------------------------------------------------------
 
     def tables_of(self, item: Item) -> Iterable[np.ndarray]:
-        """Tables by which lanes may hold all elements of an item."""
+        """Candidate tables by which lanes hold all elements of an item."""
         n, lanes = item.numel, self.lanes
         if n % lanes == 0:
             yield np.arange(n).reshape(lanes, -1)
@@ -386,14 +386,14 @@ class _Writer(Registers):
             yield np.arange(n)[None, :]
 
     def spread(self, item: Item, tables: Iterable[np.ndarray]) -> tuple[np.ndarray, Value]:
-        """A value at the table at which it costs the least."""
+        """Computes a value at the table at which it costs the least; returns both."""
         tables = list(tables)
         if not tables:
             raise NotLowered(f"a result of {item.numel} elements for {self.lanes} lanes")
         return self.cheapest([lambda table=table: (table, self.value(item, table)) for table in tables])
 
     def writer_lanes(self, table: np.ndarray) -> str:
-        """The condition by which a lane writes its elements, of which others may have copies."""
+        """The text of the condition under which a lane writes its elements: other lanes may have copies of them."""
         if table.shape[0] == 1:
             return "vector == 0"
         if self.lanes > table[:, 0].max() + 1 and table.shape[1] == 1:

@@ -1,4 +1,4 @@
-"""Tables ``[lanes, n]`` of the elements of an item that each lane of a sub-warp has in its n registers."""
+"""Tables ``[lanes, n]``: which elements of an item each lane of a sub-warp has in its n registers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..lowering.affine import Index, strides_of
 
 
 def distinct(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each distinct column stands first, in order, and for each column which of these it is."""
+    """The index of the first occurrence of each distinct column, and for each column the index of its distinct one."""
     columns = np.ascontiguousarray(table.T)
     keys = columns.view(np.dtype((np.void, columns.itemsize * columns.shape[1]))).ravel()
     _, firsts, places = np.unique(keys, return_index=True, return_inverse=True)
@@ -33,7 +33,7 @@ def flat(index: Sequence, shape: Sequence[int], like: tuple[int, ...]) -> np.nda
 
 
 def group_of(starts: np.ndarray) -> int:
-    """How many neighbouring lanes have equal elements in all columns."""
+    """The number of neighbouring lanes that have equal elements in all columns."""
     changes = np.flatnonzero((starts[1:] != starts[:-1]).any(1)) + 1
     group = int(changes[0]) if len(changes) else len(starts)
     for lane in range(len(starts)):
@@ -43,8 +43,8 @@ def group_of(starts: np.ndarray) -> int:
 
 
 def runs_of(table: np.ndarray, row: int) -> list[tuple[int, int]]:
-    """Splits columns into (first, count) of neighbours in memory that are aligned as one vector. ``row``: the elements
-    of a row, or 0 for a tensor without rows.
+    """Splits columns into runs (first, count) that are contiguous in memory and aligned as one vector. ``row`` is the
+    number of elements of a row, 0 for a tensor without rows.
     """
     runs, first, columns = [], 0, table.shape[1]
     while first < columns:

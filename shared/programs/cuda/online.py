@@ -1,8 +1,8 @@
-"""Softmax in one pass: sums of exponentials that are corrected where a larger maximum comes.
+"""Online softmax, in one pass: sums of exponentials are rescaled when the maximum grows.
 
-A softmax over a row is written as a maximum, a sum of exponentials of what is left, and sums of these times values over
-that sum: three passes over the edges. :func:`online` finds what such a sum is made of, so that one pass computes it
-beside the maximum.
+A program writes a softmax over a row as a maximum, a sum of exponentials of the logits minus the maximum, and sums of
+exponentials times values divided by that sum: three passes over the edges. :func:`online` recognises such a sum, so
+that one pass computes it together with the maximum.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..lowering.items import Folded, Item, Map, Number, Operand, Reshape, RowRea
 
 @dataclass(eq=False)
 class Online:
-    """What a sum over a row is made of: the sum of ``source * exp(weight - top)``, divided by ``divisor``.
+    """The parts of a sum over a row: the sum of ``source * exp(weight - top)``, divided by ``divisor``.
 
     Attributes:
         source: an item of the edge, in the shape of the sum.
-        weight: the logit in the shape of the sum, by views of ``top.source``.
+        weight: the logit in the shape of the sum, made of views of ``top.source``.
         top: the maximum of the logit over the row.
         divisor: an item of the row, in the shape of the sum, or None.
     """
@@ -41,7 +41,7 @@ def of_row(item: Item) -> bool:
 
 
 def online(fold: Folded) -> Optional[Online]:
-    """What a sum is made of that can be computed beside a maximum; None if it is none."""
+    """The parts of a sum that can be computed together with a maximum; None for any other fold."""
     if fold.reduce != "sum" or not fold.dtype.is_floating_point:
         return None
     above, below = _factors(fold.source)
@@ -64,14 +64,14 @@ def _times(a: Item, b: Item) -> Item:
 
 
 def _again(item: Item, base: Item) -> Item:
-    """The view that an item is, of another base."""
+    """Applies the views of an item to another base."""
     if isinstance(item, View):
         return View(item.shape, base.dtype, base, item.at)
     return Reshape(item.shape, base.dtype, base)
 
 
 def _factors(item: Item) -> tuple[list[Item], list[Item]]:
-    """What an item is a product of, above and below the line."""
+    """The factors in the numerator and in the denominator of an item."""
     if isinstance(item, Map) and item.op in ("mul", "div"):
         (above, below), (a, b) = _factors(item.args[0]), _factors(item.args[1])
         return (above + a, below + b) if item.op == "mul" else (above + b, below + a)
@@ -81,7 +81,7 @@ def _factors(item: Item) -> tuple[list[Item], list[Item]]:
 
 
 def _exponential(item: Item) -> Optional[tuple[Item, Folded]]:
-    """Of the exponential of a logit without its maximum, the logit in the item's shape, and the maximum."""
+    """The logit, in the item's shape, and its maximum, if an item is the exponential of their difference."""
     if isinstance(item, (View, Reshape)):
         found = _exponential(item.base)
         return None if found is None else (_again(item, found[0]), found[1])

@@ -1,4 +1,4 @@
-"""The registers of a pass on CUDA: the statements that fill them, and what is loaded from memory."""
+"""The registers of a pass on CUDA: the statements that fill them, and loads from memory."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from .parts import EDGE, MOST_KEPT, ONCE, ROW, SHARED_BYTES, STORE, VIEWS, Stage
 
 
 class TooManyKept(NotLowered):
-    """More values of parameters than a thread keeps."""
+    """Raised if a pass has more values of parameters than a thread keeps in registers."""
 
 
 class TooMuchShared(NotLowered):
-    """More bytes of parameters and results than a block has shared memory."""
+    """Raised if the parameters and results of a block exceed its shared memory."""
 
 
 class Registers:
-    """Registers by item and table, with the statements that run once, for a row, for an edge or behind a row.
+    """Registers by item and table, with the statements that run once, per row, per edge or after a row.
 
     Args:
-        stage: what the pass computes.
-        lanes, per: lanes that a row fills, and neighbouring values of a lane.
-        keep: whether a thread keeps values of parameters from edge to edge.
+        stage: the computation of the pass.
+        lanes, per: the number of lanes that a row fills, and of consecutive elements per lane.
+        keep: whether a thread keeps values of parameters in registers from edge to edge.
         share: whether the parameters that no thread keeps are copied into the block's shared memory.
     """
 
     def __init__(self, stage: Stage, lanes: int, per: int, keep: bool, share: bool):
         self.stage, self.lanes, self.per, self.keep, self.share = stage, lanes, per, keep, share
-        self.fills: list[str] = []  # copy parameters
-        self.copies: dict[tuple, int] = {}  # where they stand in shared memory
+        self.fills: list[str] = []  # statements that copy parameters to shared memory
+        self.copies: dict[tuple, int] = {}  # offsets of the copies in shared memory
         self.members: list[str] = []
-        self.arrays = self.members  # those of what is loaded for several edges
-        self.lines: list[list[str]] = [[], [], [], []]  # by how often they run
+        self.arrays = self.members  # declarations of the registers that are loaded for several edges
+        self.lines: list[list[str]] = [[], [], [], []]  # by when they run: ONCE, ROW, EDGE, STORE
         self.load: list[str] = []
         self.reads: list[Item] = []
-        self.starts: list[str] = []  # places of lanes, which come before what is loaded from there
+        self.starts: list[str] = []  # offsets of lanes, computed before the loads that use them
         self.tables: list[str] = []
         self.memo: dict = {}
-        self.bases: dict = {}  # of views of parameters
+        self.bases: dict = {}  # view of a parameter -> its base
         self.parameters: dict = {}  # registers by parameter and element
-        self.kept: list[Item] = []  # whose id() the memo has
+        self.kept: list[Item] = []  # keeps the items alive whose id() is a key of the memo
         self.counter = itertools.count()
-        self.done: dict[int, tuple[np.ndarray, list[str]]] = {}  # folds of this pass, where results are written
+        self.done: dict[int, tuple[np.ndarray, list[str]]] = {}  # folds of this pass, while results are written
         self.uses_id = False
-        self.phase: Optional[int] = None  # whose statements are written (``products.py``); None: the last
+        self.phase: Optional[int] = None  # the phase of the statements (``products.py``); None: the last
         self.words = self.kept_values = self.extra = self.shared_bytes = 0
 
     def name(self, letter: str) -> str:
         return f"{letter}{next(self.counter)}"
 
     def let(self, when: int, kind: str, texts: Sequence[str]) -> Value:
-        """New registers, one for each text."""
+        """Declares registers, one for each text, which is its initial value."""
         if when >= EDGE:
             names = []
             for text in texts:
@@ -74,14 +74,14 @@ class Registers:
     # Operands --------------------------------------------------------------------------------------------------------
 
     def pointer(self, item: Item) -> str:
-        """The pointer to a tensor."""
+        """The text of the pointer to a tensor."""
         if not any(item is other for other in self.reads):
             self.reads.append(item)
         place = next(i for i, other in enumerate(self.reads) if item is other)
         return f"read<{stored_type(item.dtype)}>({place})"
 
     def _folded(self, item: Folded, table: np.ndarray) -> Value:
-        """A fold of an earlier pass, or, where results are written, of this one."""
+        """A fold of an earlier pass or, while results are written, of this pass."""
         if id(item) in self.done:
             return Value(self.columns_of(*self.done[id(item)], table), STORE)
         if any(item is fold for fold in self.stage.folds):
@@ -89,13 +89,13 @@ class Registers:
         return self._own(item, table)
 
     def _own(self, item: Item, table: np.ndarray) -> Value:
-        """Elements of the row's own; in a phase before the last the edges of several rows are computed together."""
+        """Elements of the row's own tensor. In a phase before the last, edges of several rows are computed together."""
         if self.phase is not None:
             return self.loaded(item, table, EDGE, "own_[u]")
         return self.loaded(item, table, ROW, "own_row")
 
     def columns_of(self, known: np.ndarray, names: list[str], table: np.ndarray) -> list[str]:
-        """The registers, known at one table, that have the elements of another."""
+        """The registers, known at the table ``known``, that hold the elements of ``table``."""
         found = []
         for c in range(table.shape[1]):
             same = [i for i in range(known.shape[1]) if (known[:, i] == table[:, c]).all()]
@@ -115,7 +115,9 @@ class Registers:
         return self.loaded(item, table, EDGE, "near")
 
     def base_of(self, item: Operand) -> tuple[Operand, np.ndarray]:
-        """The parameter that one is a view of, and the places of its elements there: both are read from one tensor."""
+        """The parameter that an operand is a view of, and the indices of its elements there, since both share one
+        tensor.
+        """
         if item.node not in self.bases:
             node, views = item.node, []
             while node.op == "call_function" and name_of(node) in VIEWS:
@@ -132,10 +134,10 @@ class Registers:
         return self.bases[item.node]
 
     def parameter(self, item: Operand, table: np.ndarray) -> Value:
-        """Elements of a parameter, those that a thread keeps from before among them."""
+        """Elements of a parameter, among them those that the thread has kept in registers."""
         item, places = self.base_of(item)
         table = places[table]
-        if self.share:  # read anew for every use: a thread that kept them from one to the next would spill
+        if self.share:  # loaded for every use, since keeping them between uses would spill registers
             self.kept_values += table.shape[1]
             order = np.argsort(table[0], kind="stable")  # neighbours in memory are one load
             names = self.loaded(item, table[:, order], EDGE, "0").names
@@ -154,10 +156,11 @@ class Registers:
         return Value([self.parameters[key] for key in keys], when)
 
     def loaded(self, item: Item, table: np.ndarray, when: int, row: str, once: bool = False) -> Value:
-        """Elements of a row, by as few loads as neighbours allow."""
+        """Loads elements of a row, contiguous ones by one vector load."""
         kind, pointer, names = stored_type(item.dtype), self.pointer(item), []
         base = pointer if row == "0" else f"{pointer} + {row} * int64_t({item.numel})"
-        free = row == "0" and when == EDGE  # a parameter that is not kept: the compiler must not keep it either
+        # A parameter that must not stay in registers, so the compiler must not keep it either.
+        free = row == "0" and when == EDGE
         anew = self.name("anew") if free and self.share else ""
         if anew:
             self.lines[EDGE].append(f"const int {anew} = afresh(0);")
@@ -186,13 +189,14 @@ class Registers:
 
     @staticmethod
     def texts_of(item: Item, name: str, count: int) -> list[str]:
-        """The values that were loaded."""
+        """The texts of loaded values, converted to the type of arithmetic."""
         texts = [f"value_of({name}[{i}])" for i in range(count)]
         return [f"({text} != 0)" for text in texts] if item.dtype is torch.bool else texts
 
     def copied(self, base: str, kind: str, column: np.ndarray, size: int, count: int) -> str:
-        """Where a lane finds its values of a parameter in shared memory, in which those of neighbouring lanes are
-        neighbours: in the parameter they are often a whole row apart, and every lane would read a line of its own.
+        """The text of the address of a lane's values of a parameter in shared memory. There the values of neighbouring
+        lanes are contiguous; in the parameter they are often a row apart, so that each lane would read another cache
+        line.
         """
         one = column.shape[0] == 1 or bool((column == column[0]).all())
         lanes, text = 1 if one else self.lanes, self.place_text(column)
@@ -208,7 +212,7 @@ class Registers:
         return f"{self.copies[key]}, {lanes}, {'0' if one else 'some'}"
 
     def place(self, column: np.ndarray, count: int) -> str:
-        """A number for each lane, as an expression that does not take long for every edge."""
+        """The text of a number that depends on the lane, computed outside of the loop over edges if it is expensive."""
         text = self.place_text(column)
         if not text.endswith("[some]"):
             return text
@@ -218,7 +222,7 @@ class Registers:
         return member
 
     def place_text(self, column: np.ndarray) -> str:
-        """A number for each lane as an expression of the lane."""
+        """The text of a number that depends on the lane, as an expression of the lane."""
         lanes = column[:, 0]
         if len(lanes) == 1 or (lanes == lanes[0]).all():
             return str(int(lanes[0]))

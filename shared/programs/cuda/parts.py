@@ -1,4 +1,4 @@
-"""What the text of a pass on CUDA is made of: registers, states of folds, sums over all edges, types and numbers."""
+"""The parts of the text of a pass on CUDA: registers, states of folds, sums over all edges, types and literals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..lowering.items import Folded, Item, NotLowered, Operand, RowRead
 from .online import Online
 
 HEADER = "programs/walk.cuh"
-ONCE, ROW, EDGE, STORE = range(4)  # when a statement runs; the last, where a row's results are written
-MOST_REGISTERS = 512  # of one value
+ONCE, ROW, EDGE, STORE = range(4)  # when a statement runs; STORE: when a row's results are written
+MOST_REGISTERS = 512  # for one value
 MOST_KEPT = 24  # values of parameters that a thread keeps; more of them are read from shared memory for every edge
-SHARED_BYTES = 24 << 10  # of such parameters in a block
-BLOCK_BYTES = 47 << 10  # of these and of the results of its threads
-PIECE_BYTES = 352  # a block keeps those of its 128 threads in shared memory
+SHARED_BYTES = 24 << 10  # for the parameters that a block copies to shared memory
+BLOCK_BYTES = 47 << 10  # for these and the partial results of the block's threads
+PIECE_BYTES = 352  # of a thread's partial result; a block keeps those of its 128 threads in shared memory
 
 _STORED = {
     torch.float32: "float", torch.float64: "double", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16",
@@ -30,19 +30,19 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def stored_type(dtype: torch.dtype) -> str:
-    """The type of a dtype's numbers in memory."""
+    """The C++ type of a dtype in memory."""
     if dtype not in _STORED:
         raise NotLowered(f"numbers of {dtype}")
     return _STORED[dtype]
 
 
 def value_type(dtype: torch.dtype) -> str:
-    """The type that numbers are computed in."""
+    """The C++ type of a dtype in arithmetic."""
     return "float" if dtype in _HALVES else "bool" if dtype is torch.bool else stored_type(dtype)
 
 
 def literal(value, dtype: torch.dtype) -> str:
-    """A number in C++."""
+    """A literal in C++."""
     if dtype is torch.bool:
         return "true" if value else "false"
     if not dtype.is_floating_point:
@@ -56,7 +56,7 @@ def literal(value, dtype: torch.dtype) -> str:
 
 @dataclass
 class Value:
-    """The registers of a value at a table, one for each column, and how often they are computed."""
+    """The registers of a value at a table, one for each column, and when they are computed."""
 
     names: list[str]
     when: int
@@ -64,20 +64,20 @@ class Value:
 
 @dataclass
 class State:
-    """A fold over a row's edges in registers; ``first`` and ``top`` are those of an online sum."""
+    """A fold over a row's edges in registers; ``first`` and ``top`` are set for an online sum."""
 
     name: str
     fold: Folded
     arg: Optional[Folded]
     table: np.ndarray
-    first: list[str] = field(default_factory=list)  # for each column that of ``top``
-    top: Optional[State] = None  # of an online sum
+    first: list[str] = field(default_factory=list)  # for each column the register of ``top``
+    top: Optional[State] = None  # the state of the maximum
 
 
 @dataclass
 class Total:
-    """A sum over all edges: ``places`` has for each element of the result its column and lane, or lane -1: all.
-    ``in_tiles``: computed by tensor cores.
+    """A sum over all edges. ``places`` has for each element of the result its column and lane; lane -1 means all lanes.
+    ``in_tiles``: whether tensor cores compute it.
     """
 
     item: Item
@@ -88,19 +88,19 @@ class Total:
 
 @dataclass
 class Text:
-    """The text of a kernel, and what its pointers are.
+    """The text of a kernel, and the tensors that its pointers refer to.
 
     Attributes:
-        code: behind the header.
-        reads: operands and folds of earlier stages.
+        code: the text behind the header.
+        reads: the operands and the folds of earlier stages that it reads.
         writes: items whose tensors are written: folds, results by edge, then the parts of totals.
-        totals: how the parts of each total make it.
-        vectors: lanes that a row fills.
-        carry: bytes of a lane's partial result.
-        batch, blocks: edges in flight, blocks that an SM holds.
-        registers: of a thread, about.
-        shared_bytes: of dynamic shared memory in a block.
-        in_tiles: results that tensor cores compute.
+        totals: the sums over all edges, with the places of their elements in the blocks' parts.
+        vectors: the number of lanes that a row fills.
+        carry: the bytes of a lane's partial result in the fix-up workspace.
+        batch, blocks: the edges in flight, and the blocks that an SM holds.
+        registers: the estimated registers of a thread.
+        shared_bytes: the dynamic shared memory of a block.
+        in_tiles: the number of results that tensor cores compute.
         by_products: whether the pass has products as in :mod:`edgeless.programs.cuda.products`.
     """
 
@@ -120,13 +120,13 @@ class Text:
 
 @dataclass
 class Stage:
-    """What one pass over the edges computes.
+    """The computation of one pass over the edges.
 
     Attributes:
-        folds: of rows; the argument of an extremum after the extremum.
+        folds: folds over rows; the argument of an extremum follows the extremum.
         by_edge: results by edge.
         totals: sums over all edges.
-        online: of the folds that are computed beside a maximum, by their id, what they are made of.
+        online: id of a fold that is computed together with a maximum -> its parts.
     """
 
     folds: list[Folded] = field(default_factory=list)
@@ -135,13 +135,13 @@ class Stage:
     online: dict[int, Online] = field(default_factory=dict)
 
     def apart(self) -> list[Stage]:
-        """Sums over all edges and all else as two stages, if there is both."""
+        """Splits the stage into sums over all edges and the rest, if it has both."""
         if not self.totals or not (self.folds or self.by_edge):
             return []
         return [Stage(self.folds, self.by_edge, [], self.online), Stage([], [], self.totals)]
 
     def halves(self) -> list[Stage]:
-        """The same as two stages; none if that cannot be."""
+        """Splits the stage into two with about half of the results; empty if it cannot be split."""
         if self.apart():
             return self.apart()
         if self.folds and self.by_edge:
@@ -155,7 +155,7 @@ class Stage:
         return [*folds, *self.by_edge, *self.totals]
 
     def frame(self) -> tuple[int, int]:
-        """The elements that are spread over lanes, and the bytes of one."""
+        """The number of elements that are spread over lanes, and the bytes of an element."""
         sinks = [item.numel for item in self.sources()]
         seen, operands, stack = set(), [], list(self.sources())
         while stack:

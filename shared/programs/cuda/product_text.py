@@ -1,5 +1,5 @@
 """The text of the products that :mod:`edgeless.programs.cuda.products` finds: phases of statements for the edges of a
-window, and what core_cuda/programs/edge_products.cuh computes between them.
+window, and the calls of core_cuda/programs/edge_products.cuh between them.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from .parts import stored_type
 from .products import EdgeProduct, EdgeProducts, Phase, Staged
 from .rows import padded
 
-WARPS = 4  # of a block
-SM_BYTES, MOST_SHARED = 224 << 10, 92 << 10  # of shared memory; of a block's, as in ``text.py``
-MOST_AHEAD = 64  # registers of a phase's loads
+WARPS = 4  # per block
+SM_BYTES, MOST_SHARED = 224 << 10, 92 << 10  # shared memory of an SM, and the most of a block, as in ``text.py``
+MOST_AHEAD = 64  # registers for the prefetched loads of a phase
 
 
 class ProductText:
     """The lines of a functor that compute a pass's products by edge.
 
     Args:
-        products: what is computed.
-        parameter_bytes: of shared memory in front of what products need.
-        piece_bytes: of shared memory for the results of a block's threads.
+        products: the products to compute.
+        parameter_bytes: shared memory for parameters, in front of the products' rows.
+        piece_bytes: shared memory for the partial results of a block's threads.
     """
 
     def __init__(self, products: EdgeProducts, parameter_bytes: int, piece_bytes: int):
@@ -39,14 +39,14 @@ class ProductText:
         self.begin: list[str] = []
         self.put: list[str] = []
         self.close: list[str] = []
-        self.finish: list[tuple[str, int]] = []  # with the columns of its parts
+        self.finish: list[tuple[str, int]] = []  # (call, columns of its parts)
         self.start: list[str] = []
         self.registers = self.floats = self.least_registers = 0
-        self.edges = 32  # of a warp at once
+        self.edges = 32  # edges of a warp's window
 
     @property
     def shared_bytes(self) -> int:
-        """Of dynamic shared memory in a block."""
+        """The dynamic shared memory of a block."""
         return self.bytes + WARPS * self.floats * 4
 
     def write(self, output: Callable) -> None:
@@ -120,7 +120,7 @@ class ProductText:
         return bool(self.products.outers)
 
     def phase(self, phase: Phase, staged: list[Staged], of_team: int) -> list[str]:
-        """The statements for the edges of a sub-warp, and what they leave in rows."""
+        """The statements for the edges of a sub-warp, and the stores of their values to rows."""
         team = self.products.writer.tiles.team
         lanes = self.writer.lanes
         inside = "" if team == lanes else "if (inside) "
@@ -181,8 +181,8 @@ class ProductText:
         return f"{call}({left.at('0')}, {matrix}, {product.rows.at('0')});"
 
     def place_matrices(self, of_edge: int) -> dict[EdgeProduct, str]:
-        """The products' matrices: in shared memory if there is room beside the rows and no product is seldom needed,
-        else as they are.
+        """Places the products' matrices: in shared memory if there is room beside the rows and no product is seldom
+        needed, else in global memory.
         """
         texts, known = {}, {}
         for product in self.products.products.values():

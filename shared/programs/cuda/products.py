@@ -1,9 +1,9 @@
-"""Products by edge in a pass on CUDA: values that lanes compute for an edge, times a parameter, on the tensor cores.
+"""Products by edge in a pass on CUDA: tensor cores multiply values that lanes have computed for an edge by a parameter.
 
-The statements of an edge are computed in phases. What products read is written to rows of shared memory by the lanes
-of an edge, for all edges of a warp's window; then the warp multiplies these rows, and what it leaves in rows is read in
-the next phase. The last phase is that of any pass, which folds. Sums over all edges of two such values are products of
-rows as well. The device's side is core_cuda/programs/edge_products.cuh, the text :mod:`product_text`'s.
+The statements of an edge run in phases. For all edges of a warp's window, lanes write the operands of products to rows
+of shared memory. Then the warp multiplies these rows, and the next phase reads the results from rows. The last phase
+folds, as in any pass. Sums over all edges of the product of two such values are matrix products of rows as well. The
+kernel code is core_cuda/programs/edge_products.cuh; :mod:`product_text` writes the text.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from .tiles import _FLOATS, Matrix, factors_of, follow, reduced_of
 if TYPE_CHECKING:
     from .code import _Writer
 
-LEAST, MOST = 16, 128  # columns, and values of an edge
+LEAST, MOST = 16, 128  # bounds of the columns, and of the values of an edge
 WARPS = 4
 
 
 @dataclass(eq=False)
 class Staged:
-    """An item that lanes leave in rows; ``names`` are the registers."""
+    """An item that lanes write to rows; ``names`` are its registers."""
 
     item: Item
     phase: int
     rows: Rows
     names: list[str] = field(default_factory=list)
-    summed: bool = False  # a sum over all edges reads it, to which edges of other sub-warps must not count
+    summed: bool = False  # a sum over all edges reads it, so rows beyond the sub-warp's edges must be zero
 
 
 @dataclass(eq=False)
 class EdgeProduct:
-    """``[depth]`` values of an edge times a matrix ``[columns, depth]``; ``rests``: whether TF32 leaves some."""
+    """``[depth]`` values of an edge times a matrix ``[columns, depth]``; ``rests``: whether rounding to TF32 leaves a
+    remainder.
+    """
 
     item: Reduce
     values: Item
@@ -50,17 +52,17 @@ class EdgeProduct:
     rests: tuple[bool, bool]
     phase: int = 0
     rows: Optional[Rows] = None
-    seldom: bool = False  # whether only few edges need it
+    seldom: bool = False  # True if only few edges need it
 
     @property
     def halves(self) -> Optional[torch.dtype]:
-        """The 16-bit type in which it may be computed, if there is one."""
+        """The 16-bit type in which the product may be computed, or None."""
         return self.item.dtype if self.item.dtype.itemsize == 2 and self.values.numel > 16 else None
 
 
 @dataclass(eq=False)
 class Outer:
-    """A sum over all edges of one value times another; ``places``: of its elements in what the blocks leave."""
+    """A sum over all edges of one value times another; ``places``: the indices of its elements in the blocks' parts."""
 
     left: Item
     right: Item
@@ -87,19 +89,19 @@ class EdgeProducts:
     """The products by edge of a pass.
 
     Args:
-        writer: has the pass's registers.
+        writer: the writer with the pass's registers.
     """
 
     def __init__(self, writer: _Writer):
         self.writer, self.wanted = writer, True
         self.products: dict[int, EdgeProduct] = {}  # by the id of the item
         self.staged: dict[int, Staged] = {}  # by the id of the item
-        self.outers: dict[int, Outer] = {}  # by the id of the total
+        self.outers: dict[int, Outer] = {}  # by the id() of the total
         self.phases: list[Phase] = []
-        self.choices: dict[int, Map] = {}  # by the id of the item, those that need no product as they usually are
-        self.of_seldom: Optional[int] = None  # the phase with them,
-        self.users: list[Staged] = []  # what depends on them,
-        self.seldom, self.anew = Phase(), []  # and how it is computed where they are needed
+        self.choices: dict[int, Map] = {}  # id of an item -> the item, if it usually needs no product
+        self.of_seldom: Optional[int] = None  # the phase of the seldom needed products
+        self.users: list[Staged] = []  # rows of the values that depend on them
+        self.seldom, self.anew = Phase(), []  # the statements for edges that need them
         self._levels: dict[int, int] = {}
         self._by_edge: dict[int, bool] = {}
 
@@ -111,7 +113,7 @@ class EdgeProducts:
     # What there is ---------------------------------------------------------------------------------------------------
 
     def find(self) -> None:
-        """Finds the products, and computes what they read."""
+        """Finds the products, and writes the statements that compute their operands."""
         stage, lanes = self.writer.stage, self.writer.lanes
         if lanes > 32 or not self.wanted:
             return
@@ -158,7 +160,7 @@ class EdgeProducts:
                     product.rows = Rows(product.item.numel, self.writer.name("kRows"), step, step)
 
     def _choose_dtypes(self) -> None:
-        """Lets rows hold 16-bit numbers where all products of them are of such."""
+        """Lets rows hold 16-bit values if all products that read them are computed in that type."""
         for key, staged in self.staged.items():
             kinds = {p.halves for p in self.products.values() if id(p.values) == key}
             kinds |= {o.dtype for o in self.outers.values() if key in (id(o.left), id(o.right))}
@@ -166,8 +168,8 @@ class EdgeProducts:
                 staged.rows.dtype = kind
 
     def _find_seldom(self) -> None:
-        """Finds products that items usually do not need, as shares of extrema do only where edges are equal: they are
-        computed for windows in which an edge needs them.
+        """Finds products that items seldom need: shares of extrema need theirs only where edges are equal. They are
+        computed only for windows in which an edge needs them.
         """
         stage = self.writer.stage
         found = [i for i in _reached(stage.sources()) if isinstance(i, Map) and i.usual is not None]
@@ -197,14 +199,14 @@ class EdgeProducts:
         return list(item.usual) if id(item) in self.choices else item.parts()
 
     def _chooses(self, item: Item, leaves: set[int]) -> bool:
-        """Whether an item is made of one of the choices, but for what stands in rows."""
+        """Whether an item depends on one of the choices other than through rows."""
         if id(item) in leaves:
             return False
         of = _reached([item], lambda i: [p for p in i.parts() if id(p) not in leaves and id(p) not in self.products])
         return any(id(i) in self.choices for i in of)
 
     def _write_seldom(self, number: int) -> None:
-        """Writes the statements of a phase that few edges need, and what products they read."""
+        """Writes the statements of a phase that few edges need, with the products that they read."""
         step = 3 * number + 0.5
         for product in self.products.values():
             if product.seldom:
@@ -228,7 +230,7 @@ class EdgeProducts:
         return any(not _is_feature(p.values) for p in found)
 
     def _terms(self, item: Item) -> list[Item]:
-        """Of a sum of products the values that are multiplied."""
+        """The factors of the products in a sum of products."""
         base, _ = follow(item, np.arange(item.numel))
         if isinstance(base, Map) and base.op == "add":
             return [term for arg in base.args for term in self._terms(arg)]
@@ -294,7 +296,7 @@ class EdgeProducts:
         return None
 
     def stage(self, item: Item) -> Staged:
-        """The rows of an item."""
+        """The rows that an item is written to."""
         if id(item) not in self.staged:
             step = 3 * self.level(item)
             rows = Rows(item.numel, self.writer.name("kRows"), step, step)
@@ -302,14 +304,14 @@ class EdgeProducts:
         return self.staged[id(item)]
 
     def own_table(self, columns: int) -> np.ndarray:
-        """The elements of a row that each lane has."""
+        """The table of the elements of a row that each lane writes."""
         return np.arange(columns).reshape(self.writer.lanes, -1)
 
     # Values ----------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def phase(self, number: int, phase: Optional[Phase] = None) -> Iterator[None]:
-        """What is computed inside of the block is computed in a phase."""
+        """Writes the statements that are made in the ``with`` block to a phase."""
         writer, phase = self.writer, phase or self.phases[number]
         saved = writer.memo, writer.lines[EDGE], writer.load, writer.words, writer.arrays, writer.uses_id
         writer.memo, writer.lines[EDGE], writer.load, writer.words = phase.memo, phase.lines, phase.load, phase.words
@@ -321,7 +323,7 @@ class EdgeProducts:
             writer.memo, writer.lines[EDGE], writer.load, writer.words, writer.arrays, writer.uses_id = saved
 
     def value(self, item: Item, table: np.ndarray) -> Optional[Value]:
-        """Elements of an item that stands in rows, if it does."""
+        """Loads elements of an item from its rows; None if it has no rows."""
         product, staged = self.products.get(id(item)), self.staged.get(id(item))
         now = len(self.phases) if self.writer.phase is None else self.writer.phase
         if staged is not None and staged.phase < now and staged.rows.dtype in (item.dtype, torch.float32):
@@ -360,7 +362,7 @@ class EdgeProducts:
         every = [s.rows for s in self.staged.values()] + [p.rows for p in products]
         within = None
         if len(seldom) == len(self.users) == 1 and is_alike(seldom[0], self.users[0].rows):
-            within = self.users[0].rows  # is written where they are read
+            within = self.users[0].rows  # they are written where they are read
             every.remove(seldom[0])
         slots = allocate(every, {id(p.rows): self.staged[id(p.values)].rows for p in products if not p.seldom})
         if within is not None:
@@ -368,7 +370,7 @@ class EdgeProducts:
         return slots
 
     def chooses(self, item: Map) -> bool:
-        """Whether an item is computed as it usually is."""
+        """Whether an item is computed by its usual case."""
         return id(item) in self.choices
 
 
@@ -377,12 +379,12 @@ def _is_feature(item: Item) -> bool:
 
 
 def _rest(*items: Item) -> bool:
-    """Whether TF32 leaves a rest of numbers of all of these."""
+    """Whether rounding to TF32 leaves a remainder for values of all these items."""
     return all(item.dtype is torch.float32 for item in items)
 
 
 def _reached(items: list[Item], parts: Callable[[Item], list[Item]] = lambda item: item.parts()) -> list[Item]:
-    """The items of an edge that others are made of, in the order of their computation."""
+    """The items of an edge that other items depend on, in the order of their computation."""
     order: list[Item] = []
     seen: set[int] = set()
     stack = [(item, False) for item in items]
@@ -399,7 +401,7 @@ def _reached(items: list[Item], parts: Callable[[Item], list[Item]] = lambda ite
 
 
 def _places(row: np.ndarray, column: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Where BlockTotals::finish() of edge_products.cuh leaves elements."""
+    """The indices at which BlockTotals::finish() of edge_products.cuh writes elements."""
     parts = 4 if rows % 128 == 0 else 2 if rows % 64 == 0 else 1
     height, width = rows // parts, columns * parts // WARPS
     warp = column // width * parts + row // height

@@ -30,17 +30,17 @@ from .product_text import ProductText
 from .tile_text import TileText
 from .totals import total_of_lanes
 
-NAMESPACE = "walk"  # replaced by one that tells texts apart
-MOST_LINES = 1000  # for an edge
-MOST_TOTALS = 128  # registers of sums over all edges
+NAMESPACE = "walk"  # replaced by a name that identifies the text
+MOST_LINES = 1000  # of the statements per edge
+MOST_TOTALS = 128  # registers for sums over all edges
 REGISTERS, THREADS = 65536, 128
-MOST_FEW = 150  # registers that the estimate finds a tenth too many of
-# Of shared memory: in a block, which has 99 KiB on some GPUs, and about 5 besides; on an SM of 228.
+MOST_FEW = 150  # up to this many registers, the estimate is a tenth too high
+# Shared memory: of a block, which has 99 KiB on some GPUs and needs about 5 besides; and of an SM with 228 KiB.
 MOST_SHARED, SM_BYTES = 92 << 10, 220 << 10
 
 
 def assemble_text(writer: _Writer) -> Text:
-    """The text of a pass whose statements the writer writes."""
+    """Assembles the text of a pass from the statements of its writer."""
     stage = writer.stage
     writer.edge_products.find()
     states: list[State] = []
@@ -85,21 +85,21 @@ def _state(writer: _Writer, fold: Folded, arg: Optional[Folded]) -> State:
                 lines.append(f"{{ const {kind} x = {x}; if (x {more} {name}[{i}] || x != x) {name}[{i}] = x; }}")
             else:
                 writer.uses_id = True
-                x = f"value_of(stored<{stored_type(fold.dtype)}>({x}))"  # equal is what is equal as it is stored
+                x = f"value_of(stored<{stored_type(fold.dtype)}>({x}))"  # values are compared as they are stored
                 taken = f"take_best<{_extreme(fold)}>({x}, id_[u], {name}[{i}], {name}at[{i}], {name}count[{i}]);"
-                if writer.edge_products.used:  # most messages are worse
+                if writer.edge_products.used:  # most messages are not the extremum
                     taken = f"if (!is_worse<{_extreme(fold)}>({x}, {name}[{i}])) {taken}"
                 lines.append(taken)
     return state
 
 
 def _extreme(fold: Folded) -> str:
-    """The options of an extremum: whether it is a maximum, and whether edges within a tolerance count as equal."""
+    """The template arguments of an extremum: whether it is a maximum, and whether equality has a tolerance."""
     return f"{str(fold.reduce == 'amax').lower()}, {str(tolerance(fold.dtype) > 0).lower()}"
 
 
 def _online(writer: _Writer, fold: Folded, made: Online, states: list[State]) -> State:
-    """A sum of exponentials beside their maximum."""
+    """Adds a sum of exponentials that is computed together with their maximum."""
     top = next(s for s in states if s.fold is made.top)
 
     def way(table):
@@ -117,7 +117,7 @@ def _online(writer: _Writer, fold: Folded, made: Online, states: list[State]) ->
 
 
 def _base_table(item: Item, base: Item, table: np.ndarray) -> np.ndarray:
-    """The table of the elements of ``base``, of which ``item`` is views."""
+    """The table of elements of ``base`` for a table of ``item``, which is a view of ``base``."""
     while item is not base:
         if isinstance(item, View):
             table = flat(item.at(unflat(table, item.shape)), item.base.shape, table.shape)
@@ -154,7 +154,7 @@ class _Assembly:
         fits = [b for b in (4, 2, 1) if w.words * b <= 64 and len(takes) * b <= most_lines and b <= most_edges]
         batch = max(fits, default=1)
         if batch == 4 and w.tiles.used and w.tiles.most_edges >= 8 and w.words <= 4 and len(takes) * 8 <= most_lines:
-            batch = 8  # a whole tile is loaded while its products are computed
+            batch = 8  # a whole tile is in flight while its products are computed
         carry = sum(self.bytes_of(s) for s in self.states)
         if w.edge_products.used:
             products = ProductText(w.edge_products, w.shared_bytes, THREADS * carry)
@@ -215,7 +215,7 @@ class _Assembly:
         return lines
 
     def put(self, item: Item, table: np.ndarray, names: list[str], row: str) -> list[str]:
-        """Writes elements of a row."""
+        """The statements that write elements of a row to memory."""
         kind, target = stored_type(item.dtype), self.output(item)
         n = table.shape[1]
         runs = [(0, n)]

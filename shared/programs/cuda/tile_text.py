@@ -7,31 +7,31 @@ from collections.abc import Callable
 from .parts import stored_type
 from .tiles import PAD, Matrix, Rows, Tiles, rest, row_of
 
-WARPS, EDGES = 4, 16  # of a block, of a tile
+WARPS, EDGES = 4, 16  # warps of a block, edges of a tile
 
 
 class TileText:
-    """The lines of a functor that compute a pass's products, if it has some.
+    """The lines of a functor that compute a pass's products on tiles, if it has any.
 
     Args:
-        tiles: what is computed.
-        parameter_bytes: of shared memory in front of what products need.
+        tiles: the products to compute.
+        parameter_bytes: shared memory for parameters, in front of the products' rows.
     """
 
     def __init__(self, tiles: Tiles, parameter_bytes: int):
         self.tiles, self.writer = tiles, tiles.writer
         self.bytes = (parameter_bytes + 15) // 16 * 16
-        self.floats = 0  # of a warp
+        self.floats = 0  # shared memory of a warp, in floats
         self.constants: list[str] = []
         self.fills: list[str] = []
         self.matrices: dict[tuple, str] = {}
-        self.put: list[str] = []  # what lanes write for each edge
+        self.put: list[str] = []  # statements by which lanes write their values of an edge
         self.members: list[str] = []
         self.own: list[str] = []
         self.begin: list[str] = []
         self.choose: list[str] = []
         self.close: list[str] = []
-        self.finish: list[tuple[str, int]] = []  # with the columns of its parts
+        self.finish: list[tuple[str, int]] = []  # (call, columns of its parts)
         self.registers = 0
 
     in_step = False  # warps do not wait for each other
@@ -50,7 +50,7 @@ class TileText:
             taken = next((r for r in free if r.columns == rows.columns), None)
             if taken is None:
                 self.place(rows)
-            else:  # what a lane has read of the product is not needed any more
+            else:  # the product's values that a lane has read are not needed any more
                 free.remove(taken)
             self.rows[key] = taken or rows
             place = self.writer.place(tiles.own_table(rows.columns)[:, :1], len(names))
@@ -65,7 +65,7 @@ class TileText:
 
     @property
     def inside(self) -> str:
-        """The condition that a lane has values of the row."""
+        """The text of the condition that a lane has elements of the row."""
         return "" if self.tiles.team == self.writer.lanes else "if (inside) "
 
     def place(self, rows: Rows) -> None:
@@ -73,7 +73,7 @@ class TileText:
         self.floats += EDGES * (rows.columns + PAD)
 
     def opening(self) -> None:
-        """The products of features, in front of the first batch of a tile."""
+        """Writes the products of features, before the first batch of a tile."""
         team = self.tiles.team
         lines, loads = [], []
         for each in self.tiles.features:
@@ -112,7 +112,7 @@ class TileText:
         self.registers -= 8
 
     def closing(self, output: Callable) -> None:
-        """The products of what lanes have computed, behind the last batch of a tile."""
+        """Writes the products of values that lanes have computed, after the last batch of a tile."""
         tiles, half = self.tiles, self.tiles.team // 2
         lines = ["tile.count += count;", f"if ((b + kBatch) % {half} != 0 && !last) return;"]
         lines.append(f"if (!__all_sync(kFullWarp, tile.count == {half})) {{")
@@ -146,7 +146,7 @@ class TileText:
         self.close = lines
 
     def matrix(self, matrix: Matrix, columns: int, features: int, by: str) -> str:
-        """The pointer to a matrix in shared memory."""
+        """The text of the pointer to a matrix in shared memory."""
         key = id(matrix.operand), matrix.start, matrix.column, matrix.feature, by
         if key not in self.matrices:
             self.matrices[key] = f"reinterpret_cast<const float*>(shared + {self.bytes})"
@@ -159,12 +159,12 @@ class TileText:
 
     @property
     def shared_bytes(self) -> int:
-        """Of dynamic shared memory in a block."""
+        """The dynamic shared memory of a block."""
         return self.bytes + (WARPS * self.floats * 4 if self.tiles.used else 0)
 
     @property
     def start(self) -> list[str]:
-        """What the functor's constructor does."""
+        """The statements of the functor's constructor."""
         if not self.tiles.used:
             return []
         return [f"tile_rows = reinterpret_cast<float*>(shared + {self.bytes}) + threadIdx.x / 32 * {self.floats};"]

@@ -1,8 +1,8 @@
 """Products of narrow edge features in a pass on CUDA, which warps compute for 16 edges at once on the tensor cores.
 
-Three kinds of values are found among the items of a pass, whatever views and casts are between: features of the edge
-times a matrix, sums over all edges of values times features, and gradients of features, which are sums of values times
-matrices. What the lanes of an edge exchange with these products stands in rows of shared memory. The device's side is
+Three kinds of products are recognised among the items of a pass, through views and casts: features of the edge times a
+matrix, sums over all edges of values times features, and gradients of features, which are sums of values times
+matrices. Lanes exchange values with these products through rows of shared memory. The kernel code is
 core_cuda/programs/tiles.cuh.
 """
 
@@ -18,15 +18,15 @@ from ..lowering.items import Item, Map, Operand, Reduce, Reshape, View
 from .lane_tables import flat, runs_of, unflat
 from .parts import EDGE, Total, Value
 
-PAD = 4  # floats behind a row of shared memory
+PAD = 4  # unused floats behind a row of shared memory
 MOST_COLUMNS, MOST_FEATURES = 128, 64
-MOST_SUMS = 2048  # of a sum over all edges, which a warp has in its registers
+MOST_SUMS = 2048  # elements of a sum over all edges, which a warp keeps in registers
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(eq=False)
 class Features:
-    """The ``count`` features of an edge from ``start`` on; ``kept``: in shared memory too."""
+    """The ``count`` features of an edge from ``start`` on; ``kept``: whether they are in shared memory too."""
 
     operand: Operand
     start: int
@@ -37,7 +37,7 @@ class Features:
 
 @dataclass(eq=False)
 class Matrix:
-    """``[columns, features]`` of a parameter: the place of the first element, and the steps of both."""
+    """A matrix ``[columns, features]`` in a parameter: the index of its first element, and the strides."""
 
     operand: Operand
     start: int
@@ -46,14 +46,15 @@ class Matrix:
 
     @property
     def key(self) -> tuple:
-        """What it has in common with the same matrix, found anew."""
+        """A key that is equal for the same matrix found again."""
         return id(self.operand), self.start, self.column, self.feature
 
 
 @dataclass(eq=False)
 class Rows:
-    """A row of ``columns`` floats for each edge of a tile; ``own``: each lane reads and writes its own part alone.
-    ``name``: of the constant that says where they begin.
+    """A row of ``columns`` floats for each edge of a tile; ``own``: whether each lane reads and writes only its own
+    part.
+    ``name``: the constant with their offset.
     """
 
     columns: int
@@ -63,7 +64,7 @@ class Rows:
 
 @dataclass(eq=False)
 class Product:
-    """Features times a matrix."""
+    """The product of features and a matrix."""
 
     features: Features
     matrix: Matrix
@@ -72,7 +73,7 @@ class Product:
 
 @dataclass(eq=False)
 class Outer:
-    """A sum over all edges of ``values [columns]`` times features; ``places``: of the sum's elements, see tiles.cuh."""
+    """A sum over all edges of ``values [columns]`` times features; ``places``: its elements' indices (tiles.cuh)."""
 
     values: Item
     features: Features
@@ -81,19 +82,19 @@ class Outer:
 
 @dataclass(eq=False)
 class Gradient:
-    """A gradient of ``count`` features: the sum of values times matrices."""
+    """A gradient of ``count`` features, a sum of values times matrices."""
 
     terms: list[tuple[Item, Matrix]]
     count: int
 
 
 def rest(item: Item) -> str:
-    """Whether TF32 leaves a rest of an item's numbers, in C++."""
+    """Whether rounding an item's values to TF32 leaves a remainder, as a literal in C++."""
     return str(item.dtype is torch.float32).lower()
 
 
 def follow(item: Item, table: np.ndarray) -> tuple[Item, np.ndarray]:
-    """What an item is views and casts of, and the elements there."""
+    """The item that an item is a view or cast of, and the elements in it."""
     while True:
         if isinstance(item, View):
             table = flat(item.at(unflat(table, item.shape)), item.base.shape, table.shape)
@@ -107,7 +108,7 @@ def follow(item: Item, table: np.ndarray) -> tuple[Item, np.ndarray]:
 
 
 def factors_of(item: Item, table: np.ndarray) -> Optional[list[tuple[Item, np.ndarray]]]:
-    """Both factors of a product, and the elements of them."""
+    """Both factors of a product, each with its elements."""
     item, table = follow(item, table)
     if not (isinstance(item, Map) and item.op == "mul" and item.dtype in _FLOATS):
         return None
@@ -119,7 +120,7 @@ def _is(item: Item, kind: str) -> bool:
 
 
 def reduced_of(item: Item) -> Optional[tuple[list[tuple[Item, np.ndarray]], tuple[int, int]]]:
-    """Of a sum of products the factors, whose elements are ``[elements, summands]``."""
+    """The factors in a sum of products, with their elements ``[elements, summands]``."""
     if not (isinstance(item, Reduce) and item.op == "add" and item.dtype in _FLOATS):
         return None
     order = [d for d in range(len(item.base.shape)) if d not in item.dims] + list(item.dims)
@@ -129,7 +130,7 @@ def reduced_of(item: Item) -> Optional[tuple[list[tuple[Item, np.ndarray]], tupl
 
 
 def _steps(table: np.ndarray) -> Optional[tuple[int, int, int]]:
-    """The first number of a table and the steps along both of its dims, if it is one."""
+    """The first element of a table and its strides along both dims; None if it has no constant strides."""
     start = int(table[0, 0])
     down, along = (int(t[1] - start) if len(t) > 1 else 0 for t in (table[:, 0], table[0]))
     rows, columns = (np.arange(n) for n in table.shape)
@@ -142,17 +143,17 @@ def _fits(columns: int, features: int) -> bool:
 
 
 class Tiles:
-    """The products of a pass.
+    """The products of a pass that tensor cores compute on tiles of edges.
 
     Args:
-        writer: has the pass's registers.
+        writer: the writer with the pass's registers.
     """
 
     def __init__(self, writer):
         self.writer = writer
         self.features: list[Features] = []
         self.products: list[Product] = []
-        self.found: dict[int, Optional[tuple]] = {}  # what a sum of products is made of, by the id of the item
+        self.found: dict[int, Optional[tuple]] = {}  # id of a sum of products -> its factors
         self.outers: list[tuple[Outer, Total]] = []
         self.gradients: list[tuple[Gradient, Item]] = []
         self.staged: dict[int, tuple[Rows, list[str], Item]] = {}  # by the id of the item
@@ -164,7 +165,7 @@ class Tiles:
 
     @property
     def most_edges(self) -> int:
-        """The most edges of a sub-warp that may be in flight: a tile's, if there are tiles."""
+        """The most edges in flight of a sub-warp: those of a tile, if the pass has tiles."""
         return self.team // 2 if self.used else 4
 
     @property
@@ -214,7 +215,7 @@ class Tiles:
         return None if matrix is None else (operand, start, count, matrix)
 
     def product(self, item: Reduce) -> Optional[Product]:
-        """The product that an item is, if it is one."""
+        """The item as a product of features and a matrix; None if it is none."""
         if id(item) not in self.found:
             self.found[id(item)] = self._product(item)
         if self.found[id(item)] is None:
@@ -231,12 +232,12 @@ class Tiles:
         return Rows(columns, self.writer.name("kRows"))
 
     def own_table(self, columns: int) -> np.ndarray:
-        """The elements of a row that each lane has, if all have equally many."""
+        """The table of the elements of a row that each lane has, all equally many."""
         lanes = self.writer.lanes
         return np.arange(columns).reshape(lanes, -1) if columns % lanes == 0 else np.zeros((0, 0), np.int64)
 
     def value(self, product: Product, table: np.ndarray) -> Value:
-        """Elements of a product."""
+        """Loads elements of a product from its rows."""
         rows, own, names = product.rows, self.own_table(product.rows.columns), []
         rows.own &= table.shape == own.shape and bool((table == own).all())
         for first, count in runs_of(table, rows.columns):
@@ -248,7 +249,7 @@ class Tiles:
     # Results ---------------------------------------------------------------------------------------------------------
 
     def outer(self, item: Item) -> Optional[Outer]:
-        """The outer product that is summed over all edges, if a total is one."""
+        """A total as a sum of outer products of values and features; None if it is none."""
         factors = factors_of(item, np.arange(item.numel))
         if factors is None or self.writer.lanes > 32:
             return None
@@ -265,7 +266,7 @@ class Tiles:
         return None
 
     def gradient(self, item: Item) -> Optional[Gradient]:
-        """The gradient of features that an item by edge is, if it is one."""
+        """A result by edge as a gradient of features; None if it is none."""
         terms = self._terms(item)
         return None if terms is None else Gradient(terms, item.numel)
 
@@ -297,7 +298,7 @@ class Tiles:
         return self.staged[id(item)][0]
 
     def total(self, item: Item) -> Optional[Total]:
-        """A sum over all edges, if it is an outer product."""
+        """A sum over all edges that tensor cores compute; None if it is no sum of outer products."""
         outer = self.outer(item)
         if outer is None:
             return None
@@ -309,7 +310,7 @@ class Tiles:
         return self.outers[-1][1]
 
     def result(self, item: Item) -> bool:
-        """Whether an item by edge is a gradient of features, which is then computed as one."""
+        """Computes a result by edge on tensor cores if it is a gradient of features; returns whether it is."""
         gradient = self.gradient(item)
         if gradient is not None:
             for values, _ in gradient.terms:
@@ -319,7 +320,7 @@ class Tiles:
 
 
 def row_of(rows: Rows) -> str:
-    """The row of edge ``u`` of a batch."""
+    """The text of the pointer to the row of edge ``u`` of a batch."""
     return f"tile_rows + {rows.name} + (place_ + u) * {rows.columns + PAD}"
 
 
@@ -328,7 +329,7 @@ def _same(a: Matrix, b: Matrix) -> bool:
 
 
 def _places(column: np.ndarray, feature: np.ndarray, count: int) -> np.ndarray:
-    """Where TileTotals::finish() of tiles.cuh leaves elements."""
+    """The indices at which TileTotals::finish() of tiles.cuh writes elements."""
     lane = column % 32 // 4 * 4 + feature % 8 // 2
     number = ((column // 32 * 2 + column % 4 // 2) * (count // 8) + feature // 8) * 4 + column % 2 * 2 + feature % 2
     return (number // 4 * 32 + lane) * 4 + number % 4

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def total_of_lanes(writer: _Writer, item: Item) -> tuple[Total, Value]:
-    """Registers for a sum over all edges; each lane sums its elements, or its share of what all lanes' make."""
+    """Registers for a sum over all edges: each lane sums its own elements, or its part of the elements of all lanes."""
     n, lanes, per = item.numel, writer.lanes, writer.per
     tables = []
     if n % (lanes * per) == 0:
@@ -39,7 +39,7 @@ def total_of_lanes(writer: _Writer, item: Item) -> tuple[Total, Value]:
 
 
 def _shared_by_lanes(writer: _Writer, item: Item):
-    """A sum over wide items too: each lane sums its part of them, and the host the lanes'."""
+    """A sum that also reduces within the item: each lane sums its part, and the host adds up the lanes' parts."""
     base = item
     while isinstance(base, Reshape):
         base = base.base

@@ -1,1 +1,1 @@
-"""From a function of tensors to a graph of ATen ops in which every value is known by the space of its rows."""
+"""Traces a function of tensors to a graph of ATen ops, and finds the index space of each value's rows."""

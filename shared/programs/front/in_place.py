@@ -1,4 +1,4 @@
-"""Which functions of torch write into their arguments, by their names."""
+"""Decides by the name of a function of torch whether it writes into its arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def inplace_place(name: str) -> int:
 
 
 def writes_inside(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether a call has an ``inplace`` that is set."""
+    """Whether a call passes a true ``inplace``."""
     place = _PLACES.get(name)
     if place is None:
         return False

@@ -1,4 +1,4 @@
-"""Rules of ops that index, and their replacement by the generator's own: gathers from nodes to edges and folds back.
+"""Rules of index ops, and their replacement by the generator's own ops: gathers from nodes to edges and folds back.
 
 After :func:`normalise` a graph has no index tensors any more: only ``gather_rows``, ``fold`` and ``extremum`` go
 between nodes and edges.
@@ -49,7 +49,7 @@ def _unbind(infer: Inference, node: Node):
 
 
 def _looked_up(infer: Inference, node: Node, x: Node, dim: int, index: Node):
-    """The space of rows of ``x`` taken by an index ``[E]`` or by one of anything else."""
+    """The space of the rows of ``x`` that an index selects, be it ``[E]`` node ids or any other index."""
     rows, by = space_of(x), space_of(index)
     dim = from_front(dim, len(shape_of(x)))
     if by.end is not None:
@@ -111,7 +111,7 @@ def _gather(infer: Inference, node: Node):
 
 
 def _scattered(infer: Inference, node: Node, base: Node, dim: int, index: Node, src: Node, reduce: str):
-    """The space of rows of ``src`` reduced into ``base`` by an index."""
+    """The space of the result where rows of ``src`` are reduced into ``base`` by an index."""
     into, by, rows = space_of(base), space_of(index), space_of(src)
     dims = len(shape_of(base))
     dim = from_front(dim, dims)
@@ -185,7 +185,7 @@ def _index_put(infer: Inference, node: Node):
 
 
 def normalise(module: Ops, arguments: list[Argument]) -> None:
-    """Replaces the index ops of an annotated graph that go between nodes and edges by the generator's own.
+    """Replaces the index ops of an annotated graph that go between nodes and edges by the generator's own ops.
 
     The first two placeholders are ``ends`` and ``ids``.
     """

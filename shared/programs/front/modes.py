@@ -1,6 +1,6 @@
-"""What a traced function calls otherwise than it is written: dropout, batch norms, the largest node id.
+"""Calls that are replaced while a function is traced: dropout, batch norms, the largest node id.
 
-Also the lines of the user's code that the ops of a trace come from, and what is refused while a function runs.
+The modes here also find the line of the user's code that each op of a trace comes from, and refuse some calls.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Modes(TorchFunctionMode):
     """Replaces calls while a function runs with stand-ins (``tracing``) or, in a self-check, with tensors.
 
     Attributes:
-        draws: how many dropouts were met.
-        largest: whether the largest id of an end was taken to be the last node's.
+        draws: the number of dropouts so far.
+        largest: whether the largest id of an end was assumed to be the last node's.
         least_edges: below this number of edges the function raises an error, as a norm over one edge does.
-        reason: the clause of a refusal that was raised within, since the function may catch exceptions.
+        reason: the clause of a refusal that was raised inside, kept because the function may catch exceptions.
     """
 
     def __init__(self, ends: Tensor, ids: Tensor, seed: Tensor, sizes, tracing: bool):
@@ -62,7 +62,7 @@ class Modes(TorchFunctionMode):
         self.line = None
 
     def refuse(self, clause: str):
-        """Refuses the call with the line that is running."""
+        """Refuses the call, and names the line that is running."""
         self.reason = self.reason or f"{clause}{at(self.line)}"
         raise Refused(self.reason)
 
@@ -89,7 +89,7 @@ class Modes(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func in _ROWS and args[0] is self.ends and isinstance(args[-1], int) and isinstance(result, Tensor):
             self.rows.append((result, args[-1] % 2))
-        elif self.tracing and not torch.is_grad_enabled():  # a trace knows no gradients, so they are stopped in it
+        elif self.tracing and not torch.is_grad_enabled():  # a trace records no gradients, so it stops them itself
             return pytree.tree_map(_stopped, result)
         return result
 
@@ -143,7 +143,7 @@ _PATCH = threading.RLock()
 
 
 class NoCustomFunctions:
-    """Refuses ``torch.autograd.Function`` while a trace runs: its own gradient would be replaced by that of its ops."""
+    """Refuses ``torch.autograd.Function`` in a trace, which would replace its gradient by the gradient of its ops."""
 
     def __init__(self, modes: Modes):
         self.modes = modes
@@ -175,7 +175,7 @@ def user_line(frame) -> str | None:
         if root == "torch_geometric":
             in_framework = in_framework or (None if frame.f_code.co_filename.startswith("<") else frame)
         elif root == "edgeless" and in_framework is not None:
-            break  # below are the callers of the layer
+            break  # outer frames belong to the callers of the layer
         elif root not in ("torch", "edgeless"):
             break
         frame = frame.f_back
@@ -185,5 +185,5 @@ def user_line(frame) -> str | None:
 
 
 def at(line: str | None) -> str:
-    """A line of code as the end of a clause."""
+    """The end of a clause that names a line of code."""
     return f" ({line})" if line else ""

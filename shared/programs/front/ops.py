@@ -1,8 +1,8 @@
 """The ops by which a traced program goes between nodes and edges, with their gradients and their plain form.
 
 They appear in traced graphs only. ``ends`` is ``edge_index`` ``[2, E]`` int64 and ``end`` one of its rows, ``ids``
-``[E]`` int64 are the edges' numbers, and ``dim`` is the dimension that has the rows. The interpreter runs them by
-blocks; here they are whole, which second derivatives and tests use.
+``[E]`` int64 are the edge ids, and ``dim`` is the dimension of the rows. The interpreter runs them over blocks of
+edges. Here they run over all edges at once, for second derivatives and tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIBRARY.define(
 _LIBRARY.define("share(Tensor src, Tensor best, Tensor arg, Tensor ids) -> Tensor")
 _LIBRARY.define("rows_with_edges(Tensor x, Tensor ends, int end, int dim, int nodes) -> Tensor")
 _LIBRARY.define("dropout_scale(Tensor like, Tensor seed, Tensor ids, int key, float p) -> Tensor")
-_LIBRARY.define("stop(Tensor x) -> Tensor")  # a detach() of the user's, while gradients are traced
+_LIBRARY.define("stop(Tensor x) -> Tensor")  # stands for a detach() of the user while gradients are traced
 
 gather_rows = torch.ops.edgeless_programs.gather_rows.default
 fold = torch.ops.edgeless_programs.fold.default
@@ -39,22 +39,22 @@ EXTREMA = ("amax", "amin")
 
 
 def shaped(owned: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor that nobody else has in another shape, as no view: a result of autograd's function may be written over,
-    which a view forbids.
+    """A tensor that nobody else holds, in another shape and not as a view, because a result of a function of autograd
+    that is a view could not be written in place.
     """
     return torch.ops.aten._unsafe_view(owned, list(shape))
 
 
 def expanded(index: Tensor, like: Tensor, dim: int) -> Tensor:
-    """An index ``[E]`` in the shape of ``like``, whose rows are in ``dim``; int64."""
+    """An index ``[E]`` expanded to the shape of ``like``, whose rows are in ``dim``; int64."""
     shape = [1] * like.dim()
     shape[dim] = -1
     return index.long().view(shape).expand(like.shape)
 
 
 def fold_rows(src: Tensor, index: Tensor, dim: int, rows: int, reduce: str) -> Tensor:
-    """Reduces rows of equal ``index``: ``"sum"``, ``"prod"``, ``"amax"`` or ``"amin"``; rows without any are 0, or 1
-    for a product.
+    """Reduces rows of equal ``index`` by ``"sum"``, ``"prod"``, ``"amax"`` or ``"amin"``. A result row without any is
+    0, or 1 for a product.
     """
     shape = list(src.shape)
     shape[dim] = rows
@@ -65,12 +65,12 @@ def fold_rows(src: Tensor, index: Tensor, dim: int, rows: int, reduce: str) -> T
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """By how much, relative to an extremum, messages may be off that count as equal to it: a few roundings."""
+    """The largest relative difference from an extremum of a message that counts as equal to it: a few roundings."""
     return 64 * torch.finfo(dtype).eps if dtype.itemsize > 2 else 0.0
 
 
 def is_extreme(src: Tensor, best: Tensor) -> Tensor:
-    """Whether messages are equal to an extremum, or in more than 16 bits within its :func:`tolerance`."""
+    """Whether messages equal an extremum. Those of more than 16 bits may differ by :func:`tolerance`."""
     equal = src == best
     if src.element_size() > 2:
         equal = equal | ((src - best).abs() < tolerance(src.dtype) * best.abs())
@@ -78,18 +78,18 @@ def is_extreme(src: Tensor, best: Tensor) -> Tensor:
 
 
 def argument_rows(src: Tensor, best: Tensor, index: Tensor, ids: Tensor, dim: int) -> Tensor:
-    """The id of the edge that an extremum comes from, or, where several edges are equal to it, minus the number of
-    those within its tolerance.
+    """The id of the edge that an extremum comes from, or, where several edges equal it, minus the number of edges
+    within its tolerance.
 
-    A backward that compared a message, computed anew, with its maximum would find nothing where the two are rounded
-    differently. It looks at the argument instead, and compares only where edges are equal anyway. What it then finds
-    equal is what was counted here, so that the shares of a gradient sum to 1.
+    A backward that computed a message again and compared it with the maximum would find no edge where the two are
+    rounded differently. So it reads the argument, and compares only where several edges are equal. It then finds the
+    edges that were counted here, so that the shares of a gradient sum to 1.
     """
     zeros, own = torch.zeros_like(best, dtype=torch.int64), best.index_select(dim, index)
     winners = src == own
     count = zeros.index_add(dim, index, winners.long())
     edges = torch.where(winners, expanded(ids, src, dim), 0)
-    found = zeros.index_add(dim, index, edges)  # of a single winner it is the sum
+    found = zeros.index_add(dim, index, edges)  # the sum over a single winner is its id
     alike = zeros.index_add(dim, index, is_extreme(src, own).long()) if src.element_size() > 2 else count
     return torch.where(count == 1, found, -alike)
 
@@ -97,10 +97,11 @@ def argument_rows(src: Tensor, best: Tensor, index: Tensor, ids: Tensor, dim: in
 def share_rows(src: Tensor, best: Tensor, arg: Tensor, ids: Tensor) -> Tensor:
     """The share of the gradient of an extremum that each edge gets, in the shape of ``src``.
 
-    ``best`` and ``arg`` are those of the edge's row. Equal edges get equal parts, of which, as in
-    ``torch.scatter_reduce`` into zeros, the zeros themselves keep one if the extremum is 0. Messages that are computed
-    again may be rounded differently, so a few roundings are allowed, but not in 16 bits: those hide most of them, and
-    many messages are one rounding below the extremum. :func:`argument_rows` has counted by the same rule.
+    ``best`` and ``arg`` are the extremum and the argument of the edge's row. Equal edges get equal shares. As in
+    ``torch.scatter_reduce`` into zeros, the zeros themselves keep one share if the extremum is 0. Messages that are
+    computed again may be rounded differently, so a few roundings are allowed. They are not in 16 bits, where most such
+    differences vanish and many messages are one rounding below the extremum. :func:`argument_rows` counts by the same
+    rule.
     """
     ids = ids.view([-1 if n == ids.numel() and d == _rows_of(src, ids) else 1 for d, n in enumerate(src.shape)])
     wins = torch.where(arg >= 0, arg == ids, is_extreme(src, best))
@@ -115,7 +116,7 @@ def _rows_of(src: Tensor, ids: Tensor) -> int:
 def scale_rows(like: Tensor, seed: Tensor, ids: Tensor, key: int, p: float) -> Tensor:
     """The factor of dropout for every element of ``like`` ``[E, ...]``: 0, or ``1 / (1 - p)``.
 
-    A draw depends on the seed, the op's number ``key``, the edge's id and the element's place in its row.
+    A draw depends on the seed, the number ``key`` of the op, the edge id and the index of the element in its row.
     """
     width = like.shape[1:].numel()
     groups = torch.arange((width + 3) // 4, device=ids.device) + (key << 24)
@@ -129,13 +130,13 @@ def without_edges(x: Tensor, graph: Graph, receiving: bool, dim: int) -> Tensor:
     """``x`` with zeros in the rows of nodes that have no edge at one end.
 
     Args:
-        graph: of whose destinations, or with ``receiving`` false of whose sources, ``x`` has the rows.
+        graph: a graph whose destinations, or sources if ``receiving`` is false, are the rows of ``x``.
     """
 
     def build(_):
         indptr = (graph.csr if receiving else graph.csc).indptr
         lacks = indptr[1:] == indptr[:-1]
-        return None if lacks.is_cpu and not bool(lacks.any()) else lacks  # on a GPU that would have to be waited for
+        return None if lacks.is_cpu and not bool(lacks.any()) else lacks  # on a GPU the check would wait
 
     lacks = graph.format(("lack edges", receiving), build)
     return x if lacks is None else _zeroed(x, lacks, dim)
@@ -143,7 +144,7 @@ def without_edges(x: Tensor, graph: Graph, receiving: bool, dim: int) -> Tensor:
 
 def _zeroed(x: Tensor, lacks: Tensor, dim: int) -> Tensor:
     count, shape = lacks.numel(), list(x.shape)
-    if shape[dim] != count:  # rows that a view joined with another dimension
+    if shape[dim] != count:  # a view has joined the rows with another dimension
         lacks = lacks.view(count, 1).expand(count, shape[dim] // count).reshape(-1)
     return x.masked_fill(lacks.view([-1 if d == dim else 1 for d in range(x.dim())]), 0)
 
@@ -217,7 +218,7 @@ class _WithEdges(torch.autograd.Function):
     def backward(ctx, grad):
         if torch.is_grad_enabled():
             grad = rows_with_edges(grad, ctx.saved_tensors[0], *ctx.options)
-        return grad, None, None, None, None  # in a first derivative its rows of such nodes are zeros already
+        return grad, None, None, None, None  # in a first derivative the rows of such nodes are zeros already
 
 
 class _Fold(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Records the ATen ops of a function of stand-ins as a graph.
 
-It does what ``make_fx`` does with fake tensors, for the little that programs need: no symbols, no Python code of the
-graph, no history of what called an op. A trace takes a third of the time so.
+It does what ``make_fx`` does with fake tensors, but makes no symbols, no Python code of the graph and no call stacks of
+ops, which programs do not need. A trace takes a third of the time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Ops:
     """A graph of ops, with the constants that it reads as attributes.
 
     Args:
-        graph: its nodes of kind ``get_attr`` name constants.
-        constants: has these attributes.
+        graph: the graph, whose ``get_attr`` nodes name constants.
+        constants: the object that has the constants as attributes.
     """
 
     def __init__(self, graph: Graph, constants: Any = None):
@@ -34,7 +34,7 @@ class Ops:
                 setattr(self, node.target, getattr(constants, node.target))
 
     def __call__(self, *arguments: Any, instead: Mapping[Any, Callable] = MappingProxyType({})) -> list[Any]:
-        """The results of the graph, its ops called one by one; ``instead`` has what is called in place of some."""
+        """Calls the ops and returns the graph's results; ``instead`` maps ops to functions that replace them."""
         values: dict[Node, Any] = {}
         given = iter(arguments)
         for node in self.graph.nodes:
@@ -51,13 +51,13 @@ class Ops:
 
 
 class _Recorder(TorchDispatchMode):
-    """Adds every op to a graph; it is entered within the mode of the stand-ins."""
+    """Adds every op to a graph. It is entered inside of the mode of the stand-ins."""
 
     def __init__(self, decompositions: dict, line: Callable[[], Optional[str]]):
         super().__init__()
         self.graph, self.decompositions, self.line = Graph(), decompositions, line
         self.ops = Ops(self.graph)
-        self.known: dict[int, tuple[Tensor, Node]] = {}  # the tensors are kept, so that no other gets their id
+        self.known: dict[int, tuple[Tensor, Node]] = {}  # keeps the tensors alive, so that no other gets their id
 
     def node_of(self, tensor: Tensor) -> Node:
         """The node of a tensor; a tensor from elsewhere is a constant."""
@@ -69,13 +69,13 @@ class _Recorder(TorchDispatchMode):
         return found[1]
 
     def add(self, node: Node, tensor: Tensor) -> tuple[Tensor, Node]:
-        """Notes which node a tensor is the result of."""
+        """Notes that a tensor is the result of a node."""
         node.meta["val"] = tensor
         entry = self.known[id(tensor)] = (tensor, node)
         return entry
 
     def argument(self, value: Any) -> Any:
-        """An argument of an op as that of a node."""
+        """Converts an argument of an op to an argument of a node."""
         if isinstance(value, Tensor):
             return self.node_of(value)
         if isinstance(value, (list, tuple)):
@@ -108,7 +108,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _is_composite(func) -> bool:
-    """Whether an op is made of others. Autograd takes it apart, but not in inference mode, nor within another op."""
+    """Whether an op is composed of others. Autograd decomposes it, except in inference mode or inside of another op."""
     keys = torch._C.DispatchKey
     return (
         func.namespace == "aten"
@@ -126,9 +126,9 @@ def record(
     """The ops of ``function(*tensors)``, whose results are a tuple of tensors.
 
     Args:
-        stand_ins: makes the tensors; it is called where tensors have no contents.
-        decompositions: functions in place of ops.
-        line: the line of the user's that is running.
+        stand_ins: makes the tensors; called under the mode in which tensors have no contents.
+        decompositions: functions that replace ops.
+        line: returns the line of the user's code that is running.
     """
     recorder = _Recorder(decompositions or {}, line)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.autograd.set_multithreading_enabled(False):

@@ -47,7 +47,7 @@ _REDUCTIONS = {
     ),
     *("var", "std", "var_mean", "max", "min"),
 }
-_POINTWISE = {  # pointwise, though some versions of torch do not tag them so
+_POINTWISE = {  # pointwise ops that some versions of torch do not tag
     *("threshold_backward", "softplus_backward", "gelu_backward", "sigmoid_backward", "tanh_backward", "elu_backward"),
     *("leaky_relu_backward", "where", "silu_backward", "logit_backward", "hardtanh_backward", "addcmul", "addcdiv"),
     *("log_sigmoid_backward", "_prelu_kernel", "_prelu_kernel_backward", "lerp", "isnan", "isfinite", "isinf"),
@@ -89,7 +89,7 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 
 def space_of(node: Node) -> Space:
-    """The space of a node's result; of several results, that of the first."""
+    """The space of a node's result, or of its first result."""
     space = node.meta["space"]
     return space[0] if isinstance(space, list) else space
 
@@ -119,11 +119,11 @@ class Inference:
         self.sizes = sizes
 
     def refuse(self, node: Node, clause: str):
-        """Refuses a graph because of a node, with the line that it comes from."""
+        """Refuses a graph because of a node, and names the line that it comes from."""
         raise Refused(f"{clause}{at(node.stack_trace)}")
 
     def annotate(self, module: Ops, arguments: list[Argument]) -> None:
-        """Sets ``meta["space"]`` of all nodes; the arguments belong to the placeholders in order.
+        """Sets ``meta["space"]`` of all nodes. The arguments are in the order of the placeholders.
 
         Raises:
             Refused: an op has no rule, or mixes rows of edges.
@@ -198,7 +198,7 @@ class Inference:
         return replace(space, fill=fill)
 
     def joined(self, node: Node, operands) -> Space:
-        """The space of operands that are broadcast together."""
+        """The space of the result of broadcasting these operands."""
         dims, found = len(shape_of(node)), None
         for operand in operands:
             space = space_of(operand)
@@ -213,7 +213,7 @@ class Inference:
         return found or Space()
 
     def whole(self, node: Node):
-        """The space of an op over nodes that no rule knows and that runs as a whole."""
+        """The space of an op over nodes that has no rule and runs over whole tensors."""
         value = value_of(node)
         if isinstance(value, (tuple, list)):
             return [self._whole(node, v) for v in value]
@@ -267,7 +267,7 @@ class Inference:
 def _log_sigmoid(infer: Inference, node: Node):
     space = space_of(node.args[0]).plain()
     _, buffer = value_of(node)
-    return [space, space if buffer.numel() else Space()]  # on CUDA there is none
+    return [space, space if buffer.numel() else Space()]  # on CUDA there is no buffer
 
 
 def _paired(spaces, values) -> tuple[list, list]:

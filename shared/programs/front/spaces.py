@@ -1,8 +1,8 @@
-"""Index spaces: what the rows of a value belong to, and the sizes by which a trace recognises them.
+"""Index spaces: the nodes or edges that the rows of a value belong to, and the sizes by which a trace recognises them.
 
 A value of a program belongs to one space. A parameter has no rows. A value of sources, destinations or, where both ends
-are the same nodes, of nodes has one row for each of them; a value of edges has one row for each edge. The dimension
-with the rows is part of the space, since a message may be transposed or have batches in front.
+are the same nodes, of nodes has one row for each of them; a value of edges has one row for each edge. The dimension of
+the rows is part of the space, since a message may be transposed or have batch dimensions in front.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARAMETER, NODE, SOURCE, DESTINATION, EDGE = "parameter", "node", "source", "des
 
 
 class Refused(Exception):
-    """A call that the generator does not take; its text is a clause that says why."""
+    """Raised for a call that the generator does not support; its text is the unsupported reason."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Space:
         dim: the dimension that has the rows; 0 for a parameter.
         end: the row of ``edge_index`` that an index tensor is, else None.
         is_ends: whether the value is ``edge_index`` itself.
-        fill: the number that all elements of a constant have, else None.
-        local: whether a row depends on the same row of the operands alone.
-        cross: how the op of a value goes from one space to another: ``("gather", end)``, ``("fold", end, reduce)`` or
+        fill: the value of all elements of a constant, else None.
+        local: whether a row depends only on the same row of the operands.
+        cross: how the op goes from one space to another: ``("gather", end)``, ``("fold", end, reduce)`` or
             ``("total",)``, a sum over all edges; None for other values.
     """
 
@@ -50,7 +50,7 @@ class Space:
         return self.kind != PARAMETER
 
     def plain(self) -> Space:
-        """The same rows, without what is known of the value."""
+        """The space with only its kind and dimension."""
         return Space(self.kind, self.dim)
 
 
@@ -78,7 +78,7 @@ class Sizes:
         return NODE if self.one_set else (SOURCE, DESTINATION)[end]
 
     def space_of(self, shape) -> Space:
-        """The space that a shape shows; a parameter if no dimension is a multiple of a size."""
+        """The space of a value of this shape; a parameter if no dimension is a multiple of a size."""
         kinds = (EDGE, NODE) if self.one_set else (EDGE, SOURCE, DESTINATION)
         for dim, extent in enumerate(shape):
             for kind in kinds:
@@ -87,8 +87,8 @@ class Sizes:
         return Space()
 
 
-# Large primes, so that every threshold that somebody compares a size with lies below; and small ones, with fewer edges
-# than nodes. A number that was computed from a size differs between the two otherwise than by a multiple.
+# Large primes, above every threshold with which a function may compare a size; and small ones, with fewer edges than
+# nodes. A number that was computed from a size is not the same multiple of it in both traces, which are compared.
 _LARGE, _SMALL = (100_000_007, 100_000_037, 100_000_039), (11, 13, 7)
 
 
@@ -103,11 +103,11 @@ class Argument:
     """An argument of a traced function.
 
     Attributes:
-        value: the tensor of the current call, of which dtype, device and the extents of other dimensions are kept.
-        space: its space.
+        value: the tensor of the current call; its dtype, its device and the extents of its other dimensions are kept.
+        space: the space of the tensor.
         written: whether the function may write into it, as a norm does into its statistics.
-        device: that of the tensor, where ``value`` has no contents any more.
-        name: for the text of a program.
+        device: the device of the tensor, for a ``value`` without contents.
+        name: the name in the text of a program.
     """
 
     value: Tensor
@@ -117,16 +117,16 @@ class Argument:
     name: str = ""
 
     def described(self) -> Argument:
-        """The same without the tensor's contents."""
+        """A copy without the tensor's contents."""
         value = torch.empty(self.value.shape, dtype=self.value.dtype, device="meta")
         return Argument(value, self.space, self.written, self.device or self.value.device, self.name)
 
     def stand_in(self, sizes: Sizes) -> Tensor:
-        """A new tensor of its dtype and device where the graph has these sizes."""
+        """A new tensor of the argument's dtype and device, for a graph of these sizes."""
         return torch.empty(self.shape(sizes), dtype=self.value.dtype, device=self.device or self.value.device)
 
     def shape(self, sizes: Sizes) -> list[int]:
-        """Its shape where the graph has these sizes."""
+        """The argument's shape for a graph of these sizes."""
         shape = list(self.value.shape)
         if self.space.is_ends:
             return [2, sizes.edges]

@@ -48,12 +48,12 @@ class Traced:
     """A traced function.
 
     Attributes:
-        module: its ATen ops; outputs are a tuple.
-        sizes: the sizes in it.
-        draws: whether it has dropout, and so takes a seed.
+        module: the graph of its ATen ops, whose output is a tuple.
+        sizes: the sizes that the graph was traced with.
+        draws: whether it has dropout, and so needs a seed.
         needs_last: whether it holds only for graphs whose last node of both ends has an edge.
-        least_edges: the fewest edges for which it holds.
-        written: positions of the arguments that are written; their new values follow the outputs.
+        least_edges: the least number of edges for which it holds.
+        written: positions of the arguments that the function writes; their new values follow the outputs.
     """
 
     def __init__(self, module: Ops, sizes: Sizes, modes: Modes | None = None, written=()):
@@ -64,17 +64,17 @@ class Traced:
 
 
 def stand_ins(arguments: Sequence[Argument], sizes: Sizes) -> list[Tensor]:
-    """Tensors without contents in place of the arguments; to be called under a FakeTensorMode."""
+    """Tensors without contents that replace the arguments; to be called under a FakeTensorMode."""
     return [argument.stand_in(sizes) for argument in arguments]
 
 
 def trace_function(function: Callable, arguments: Sequence[Argument], one_set: bool) -> Traced:
     """Traces ``function(sizes, *tensors)``, whose first three tensors are ``ends``, ``ids`` and ``seed``.
 
-    It is traced twice, with large and with small sizes, and must be the same up to multiples of them.
+    It is traced twice, with large and with small sizes, and both traces must be equal up to multiples of the sizes.
 
     Raises:
-        Refused: the function does what no program can do; the text names the line.
+        Refused: the function does something that programs do not support; the text names the line.
     """
     large, small = (_trace(function, arguments, traced_sizes(one_set, small)) for small in (False, True))
     _compare(large, small)
@@ -116,7 +116,7 @@ def _record(
     functional: bool = True,
     line: Callable[[], str | None] | None = None,
 ) -> Ops:
-    """The ops of a function; with ``line``, of the user's, whose constants are checked."""
+    """The ops of a function; with ``line``, which returns the running line of user code, constants are checked."""
     called = torch.func.functionalize(function) if functional else function
     with _no_autocast_cache():
         module = record(called, lambda: stand_ins(arguments, sizes), _DECOMPOSITIONS, line or (lambda: None))
@@ -128,13 +128,13 @@ def _record(
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
         elif node.target is aten.full_like.default and node.args[0].target is aten.empty_like.default:
-            node.args = (node.args[0].args[0], *node.args[1:])  # memory that is filled at once, as a factor of silu's
+            node.args = (node.args[0].args[0], *node.args[1:])  # memory that the next op fills, as in silu
     module.graph.eliminate_dead_code()
     return module
 
 
 def add_values(module: Ops, arguments: Sequence[Argument], sizes: Sizes) -> None:
-    """Computes the shapes of a graph that a pass has made; both results of an extremum get a node."""
+    """Computes the shapes in a graph that a pass has made. Both results of an extremum get a node."""
     for node in list(module.graph.nodes):
         if node.target is ops.extremum:
             have = {user.args[1] for user in node.users}
@@ -161,14 +161,14 @@ def trace_gradients(
     sizes: Sizes,
     again: bool = False,
 ) -> tuple[Ops, list[bool], list[bool]]:
-    """Traces the gradients of a traced function: all its results, then the gradients of the ``wanted`` arguments.
+    """Traces a graph of all results of a traced function, followed by the gradients of the ``wanted`` arguments.
 
-    The first ``len(cotangents)`` results are differentiated. Returns the graph, for each wanted argument whether
-    anything depends on it, since those on which nothing depends have no result, and for each differentiated result
+    The first ``len(cotangents)`` results are differentiated. Returns the graph; for each wanted argument, whether a
+    differentiated result depends on it, since only then the graph has its gradient; and for each differentiated result,
     whether it depends on a wanted argument.
 
     Args:
-        again: whether the graph will be differentiated once more, so that it must keep the detach() of the user's.
+        again: whether the graph will be differentiated once more and so must keep each detach() of the user.
     """
     given = [*arguments, *cotangents]
     depends: list[bool] = []
@@ -191,16 +191,16 @@ def trace_gradients(
         return (*(r.detach() for r in results), *(grad for grad in found if grad is not None))
 
     traced = _record(joint, given, sizes, functional=False)
-    for node in list(traced.graph.nodes):  # autograd's own; those of the user have done their work
+    for node in list(traced.graph.nodes):  # autograd's own detach(); those of the user have had their effect
         if node.op == "call_function" and node.target is aten.detach.default:
             node.replace_all_uses_with(node.args[0])
             traced.graph.erase_node(node)
-    if any(_writes_in_place(node) for node in traced.graph.nodes):  # autograd adds gradients so
+    if any(_writes_in_place(node) for node in traced.graph.nodes):  # autograd adds up gradients in place
         traced = _record(lambda *tensors: tuple(traced(*tensors)), given, sizes)
     for node in traced.graph.nodes:
         if node.target is ops.stop:
             node.target = aten.detach.default
-        elif node.target in _RESHAPES and -1 in node.args[1]:  # which rows without edges leave open
+        elif node.target in _RESHAPES and -1 in node.args[1]:  # ambiguous for a graph without edges
             node.args = (node.args[0], list(node.meta["val"].shape))
     return traced, list(depends), list(differentiable)
 
@@ -211,7 +211,7 @@ def _writes_in_place(node: Node) -> bool:
 
 @contextlib.contextmanager
 def _no_autocast_cache():
-    """A cast that autocast keeps for later would keep a stand-in."""
+    """Turns off the cache of autocast, which would keep casts of stand-ins."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -221,7 +221,7 @@ def _no_autocast_cache():
 
 
 def _check_constant(node: Node) -> None:
-    """A tensor that the function made of numbers is a constant; any other would go stale, or lose its gradient."""
+    """Refuses a constant that the function did not make of numbers: it could become stale, or lose its gradient."""
     if any(user.target not in _SAME for user in node.users):
         raise Refused(
             "message() reads a tensor that is no argument, parameter, buffer or attribute of the layer"
@@ -230,7 +230,7 @@ def _check_constant(node: Node) -> None:
 
 
 def _writes(module: Ops, arguments: Sequence[Argument]) -> list[int]:
-    """Turns writes into arguments into further outputs, and returns which arguments they are."""
+    """Replaces writes into arguments by further outputs, and returns the positions of these arguments."""
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     output = next(node for node in module.graph.nodes if node.op == "output")
     written: dict[int, Node] = {}
@@ -252,7 +252,7 @@ def _writes(module: Ops, arguments: Sequence[Argument]) -> list[int]:
 
 
 def _line_of(error: BaseException, seen: list[Modes]) -> str | None:
-    """The innermost line of the user's, or else of PyG's, in an error's traceback."""
+    """The innermost line of the user's code, or else of PyG's, in an error's traceback."""
     best = None
     for frame in traceback.extract_tb(error.__traceback__):
         path = frame.filename.replace("\\", "/")
@@ -263,7 +263,7 @@ def _line_of(error: BaseException, seen: list[Modes]) -> str | None:
 
 
 def _compare(large: Traced, small: Traced) -> None:
-    """Refuses two traces that differ otherwise than by multiples of the sizes."""
+    """Refuses the function if its two traces are not equal up to multiples of the sizes."""
     ours, theirs = list(large.module.graph.nodes), list(small.module.graph.nodes)
     place, other = ({node: i for i, node in enumerate(nodes)} for nodes in (ours, theirs))
     if len(ours) != len(theirs) or large.written != small.written:
@@ -295,7 +295,7 @@ def outputs_of(module: Ops) -> list[Node]:
 
 
 def set_outputs(module: Ops, outputs: Sequence[Node]) -> None:
-    """Makes these nodes the results of a graph, and drops what no result needs."""
+    """Makes these nodes the results of a graph, and removes ops that no result needs."""
     node = next(node for node in module.graph.nodes if node.op == "output")
     node.args = (tuple(outputs),)
     module.graph.eliminate_dead_code()

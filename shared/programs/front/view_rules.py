@@ -195,7 +195,7 @@ def _bmm(infer: Inference, node: Node):
 
 
 def _product(infer: Inference, node: Node, a: Space, b: Space, inner_a: int, inner_b: int) -> Space:
-    """The space of a product, whose operands are summed over these dimensions."""
+    """The space of a product that sums over dimension ``inner_a`` of a and ``inner_b`` of b."""
     if not a.rows and not b.rows:
         return Space()
     if a.rows and b.rows:

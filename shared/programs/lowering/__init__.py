@@ -1,1 +1,1 @@
-"""From a walk to items: what it computes for each edge and each row, as expressions of scalars."""
+"""Lowers a walk to items, expressions of scalars for what it computes per edge and per row."""

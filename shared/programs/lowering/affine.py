@@ -1,4 +1,4 @@
-"""Indices of loops: sums of loop variables with factors, which views turn into one another without a copy."""
+"""Affine indices: sums of loop variables times factors. Views turn them into one another without a copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Var:
-    """A loop's variable, from 0 to ``extent - 1``; ``name`` is an identifier, once its loop is in place."""
+    """A loop's variable, from 0 to ``extent - 1``; ``name`` is an identifier once the loop is placed."""
 
     extent: int
     name: str = ""
@@ -23,7 +23,7 @@ class Split(Exception):
 
 
 class NotAffine(Exception):
-    """An index is no sum of variables."""
+    """An index is not affine."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Index:
 
     @staticmethod
     def of(variable: Var) -> Index:
-        """The index that a variable is."""
+        """The index that consists of one variable."""
         return Index(((variable, 1),)) if variable.extent > 1 else Index()
 
     def __add__(self, other: Index | int) -> Index:
@@ -51,7 +51,7 @@ class Index:
 
     @property
     def variables(self) -> set[Var]:
-        """The variables that it depends on."""
+        """The variables that the index depends on."""
         return {v for v, _ in self.terms}
 
     def divided(self, by: int) -> tuple[Index, Index]:
@@ -59,7 +59,7 @@ class Index:
 
         Raises:
             Split: a variable must be split first.
-            NotAffine: they are no sums of variables.
+            NotAffine: quotient or remainder is not affine.
         """
         whole = tuple((v, f // by) for v, f in self.terms if f % by == 0)
         rest = Index(tuple((v, f) for v, f in self.terms if f % by), self.const % by)
@@ -89,7 +89,7 @@ def strides_of(shape: Sequence[int]) -> list[int]:
 
 
 def flat(index: Sequence[Index], shape: Sequence[int]) -> Index:
-    """The place of an element in a contiguous array."""
+    """The offset of an element in a contiguous array."""
     total = Index()
     for i, stride in zip(index, strides_of(shape)):
         total = total + i * stride
@@ -97,7 +97,7 @@ def flat(index: Sequence[Index], shape: Sequence[int]) -> Index:
 
 
 def unflat(place: Index, shape: Sequence[int]) -> list[Index]:
-    """The index of an element at a place of a contiguous array; the inverse of :func:`flat`.
+    """The index of the element at an offset of a contiguous array; the inverse of :func:`flat`.
 
     Raises:
         Split, NotAffine: as :meth:`Index.divided`.

@@ -1,8 +1,8 @@
-"""Items: what a program computes for one edge or one row, as expressions of scalars.
+"""Items: the values that a program computes for one edge or one row, as expressions of scalars.
 
-The item shape of a value is its shape with the dimension of the rows replaced by the number of rows that were joined
-there, 1 but for a view that joins them. All dimensions stay where they are, so ops have the same dims and broadcast
-alike. Items are expressions, and only some become arrays; :mod:`edgeless.programs.c.loops` decides which.
+The item shape of a value is its shape, where the extent of the rows' dimension is the number of rows that a view has
+joined there, normally 1. All dimensions keep their positions, so ops use the same dims and broadcast alike. Items are
+expressions, and only some become arrays; :mod:`edgeless.programs.c.loops` decides which.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .affine import Index
 
 
 class NotLowered(Exception):
-    """A walk for which no code is generated; its text names the op or says why."""
+    """Raised where no code can be generated for a walk; the text names the op or the reason."""
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class Item:
         return math.prod(self.shape)
 
     def parts(self) -> list[Item]:
-        """The items that it is computed from."""
+        """The items that this one is computed from."""
         return []
 
 
@@ -44,10 +44,10 @@ class Operand(Item):
     """A tensor from outside of the walk.
 
     Attributes:
-        node: the node whose value it is.
-        kind: ``"param"``, read as a whole, or a tensor whose rows are read: ``"own"`` at the walk's row, ``"near"`` at
-            the other end of the edge, ``"edge"`` at the edge's id.
-        dim: the dimension with the rows; a row's elements are contiguous in the order of the item shape.
+        node: the node whose value the tensor is.
+        kind: ``"param"`` for a tensor that is read as a whole. The rows of the others are read: those of ``"own"`` at
+            the walk's row, of ``"near"`` at the other end of the edge, of ``"edge"`` at the edge's id.
+        dim: the dimension of the rows; a row's elements are contiguous in the order of the item shape.
     """
 
     node: Node
@@ -57,7 +57,7 @@ class Operand(Item):
 
 @dataclass(eq=False)
 class Number(Item):
-    """A number, or if ``size`` is set that many times the number of ``"source"``, ``"destination"`` or ``"edge"``."""
+    """A constant; if ``size`` is set, times the number of sources, destinations or edges that it names."""
 
     value: Union[int, float, bool]
     size: Optional[str] = None
@@ -72,8 +72,8 @@ class EdgeNumber(Item):
 
 @dataclass(eq=False)
 class Map(Item):
-    """A primitive of :data:`edgeless.programs.lowering.scalar_texts.TEXTS` of items of one shape, element by element.
-    ``usual``: a condition that nearly always holds, and what the item is where it does.
+    """A primitive of :data:`edgeless.programs.lowering.scalar_texts.TEXTS` applied elementwise to items of one shape.
+    ``usual``: a condition that nearly always holds, and the simpler item that equals this one where it holds.
     """
 
     op: str
@@ -86,7 +86,7 @@ class Map(Item):
 
 @dataclass(eq=False)
 class View(Item):
-    """The elements of ``base`` at other indices: ``at`` turns an index of the view into one of the base."""
+    """The elements of ``base`` at other indices: ``at`` maps an index of the view to an index of the base."""
 
     base: Item
     at: Callable[[list[Index]], list[Index]]
@@ -119,8 +119,8 @@ class Reduce(Item):
 
 @dataclass(eq=False)
 class Assemble(Item):
-    """An array made of parts ``(item, starts, steps)``: element ``p`` of the part stands at ``starts + p * steps``.
-    Later parts are written over earlier ones. ``fill`` is what is there before, or None if the parts fill it.
+    """An array made of parts ``(item, starts, steps)``: element ``p`` of a part has the index ``starts + p * steps``.
+    Later parts overwrite earlier ones. ``fill`` is the value of all other elements, None if there are none.
     """
 
     pieces: list[tuple[Item, tuple[int, ...], tuple[int, ...]]]
@@ -132,8 +132,8 @@ class Assemble(Item):
 
 @dataclass(eq=False)
 class Lookup(Item):
-    """The elements of ``base`` whose index in ``dim`` is computed: ``at`` gives the index of the base's element (where
-    ``dim`` has 0) and that of ``index``'s element, of an index of the result.
+    """The elements of ``base`` whose index in ``dim`` is computed. ``at`` maps an index of the result to the index in
+    ``base``, with 0 in ``dim``, and the index in ``index``, whose element is the index in ``dim``.
     """
 
     base: Item
@@ -163,11 +163,12 @@ class Draw(Item):
 
 @dataclass(eq=False)
 class Folded(Item):
-    """An item of a row: ``source`` of all of its edges reduced. Rows without edges have 0, or 1 for ``"prod"``.
+    """An item of a row: ``source`` reduced over the edges of the row. Rows without edges have 0, or 1 for ``"prod"``.
 
     Attributes:
         reduce: ``"sum"``, ``"prod"``, ``"amax"`` or ``"amin"``.
-        best: the extremum, of its argument (int64, see :func:`edgeless.programs.front.ops.argument_rows`).
+        best: set for the argument of an extremum (int64, see :func:`edgeless.programs.front.ops.argument_rows`): the
+            extremum itself.
     """
 
     source: Item
@@ -177,7 +178,7 @@ class Folded(Item):
 
 @dataclass(eq=False)
 class RowRead(Item):
-    """An item of the row, read by one of its edges."""
+    """An item of the row that an edge of the row reads."""
 
     row: Item
 
@@ -236,10 +237,10 @@ def broadcast(*items: Item) -> list[Item]:
 
 
 def apply(op: str, *args: Any, dtype: Optional[torch.dtype] = None) -> Item:
-    """A primitive of items, which are broadcast, and of numbers, which get the dtype of the first item.
+    """Applies a primitive to items, which are broadcast, and to numbers, which get the dtype of the first item.
 
     Args:
-        dtype: that of the result, else that of the first item.
+        dtype: the dtype of the result; by default that of the first item.
     """
     first = next(a for a in args if isinstance(a, Item))
     items = broadcast(*(a if isinstance(a, Item) else cast(number(a, torch.float64), first.dtype) for a in args))

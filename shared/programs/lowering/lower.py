@@ -47,8 +47,8 @@ class Total:
 
     Attributes:
         source: an item of the edge.
-        row: where the source is added to one row of dim 0 only, the item of that row's index, of one element; the
-            source's shape is then that of the array without dim 0.
+        row: set where the source is added to one row of dim 0 only: an item with one element, the index of that row.
+            The source's shape is then the array's without dim 0.
     """
 
     node: Node
@@ -60,15 +60,15 @@ class Total:
 
 @dataclass
 class Lowered:
-    """What a walk computes.
+    """The items that a walk computes.
 
     Attributes:
-        end: the walk's: the row of ``edge_index`` whose nodes own the rows.
+        end: the end of the walk: the row of ``edge_index`` whose nodes own the rows.
         folds: ``(node, item, argument)`` for every sink that is a fold; ``argument`` is the item of an extremum's
-            argument if somebody reads it, else None, and ``item`` always the fold itself.
+            argument if it is read, else None, and ``item`` is always the fold itself.
         totals: the sinks that are sums over all edges.
         by_edge: ``(node, item)`` for every sink by edge.
-        operands: the tensors that it reads, in order.
+        operands: the tensors that the walk reads, in order.
     """
 
     end: int
@@ -82,9 +82,9 @@ def lower(walk: Walk, sizes: Sizes, needed: set[Node], double: bool = False) -> 
     """Lowers a walk.
 
     Args:
-        sizes: those of the trace.
+        sizes: the sizes of the trace.
         needed: the nodes that some step or result reads; arguments of extrema are computed only if they are read.
-        double: whether all floating-point values are float64, whatever they were in the trace.
+        double: whether all floating-point values are float64, whatever their dtype in the trace.
     Raises:
         NotLowered: an op has no text.
     """
@@ -255,7 +255,7 @@ class _Lowering:
         return tuple(out) if isinstance(out, tuple) else expand(cast(out, dtype), shape)
 
     def number(self, a: Any) -> Any:
-        """A number of the trace; a multiple of a size becomes one of the graph's."""
+        """A number of the trace as an item; a multiple of a size of the trace becomes a multiple of the graph's."""
         if isinstance(a, bool) or not isinstance(a, (int, float)) or not a or a != a:
             return a
         for kind in ("edge", "source", "destination"):
@@ -294,7 +294,7 @@ class _Lowering:
 
 
 def from_start(index: Item, extent: int) -> Item:
-    """Places counted from the start, of which negative ones were counted from the end; int64."""
+    """Converts indices to int64, and negative ones, which count from the end, to indices from the start."""
     index = cast(index, torch.int64)
     return where(apply("lt", index, 0, dtype=torch.bool), apply("add", index, extent), index)
 

@@ -212,7 +212,7 @@ def _pad(low: _Lowering, node: Node, given):
 
 
 def _looked_up(low: _Lowering, base: Item, dim: int, index: Item, shape) -> Item:
-    """Rows of a parameter: ``base`` indexed in ``dim`` by the item ``index``, whose dims stand in its place."""
+    """Rows of a parameter: ``base`` indexed in ``dim`` by the item ``index``, whose dims replace ``dim``."""
     dims = len(index.shape)
     if base.shape[dim] == 0:
         raise NotLowered("a lookup in an empty table")

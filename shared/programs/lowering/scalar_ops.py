@@ -19,11 +19,11 @@ from .items import Item, NotLowered, apply, cast, number
 Value = Union[Item, int, float, bool]
 OPS: dict[str, Callable[..., Item]] = {}
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
-MIXED = {"where", "masked_fill"} | COMPARISONS  # whose operands are not all cast to the result's dtype
+MIXED = {"where", "masked_fill"} | COMPARISONS  # ops whose operands are not all cast to the result's dtype
 
 
 def op(*names: str):
-    """Registers how an op of ATen is made of primitives."""
+    """Registers a function that makes an op of ATen of primitives."""
 
     def register(function):
         OPS.update(dict.fromkeys(names, function))
@@ -33,7 +33,7 @@ def op(*names: str):
 
 
 def same(*names: str) -> None:
-    """Registers ops that are a primitive of the same name."""
+    """Registers ops for which there is a primitive of the same name."""
     for name in names:
         OPS[name] = lambda *args, name=name: apply(name, *args)
 
@@ -395,8 +395,8 @@ def arguments_of(name: str, args: tuple[Any, ...], dtype: torch.dtype, common: t
     """The arguments of a pointwise op, its items in the dtype that it computes in.
 
     Args:
-        dtype: that of the result.
-        common: that to which its operands are promoted.
+        dtype: the dtype of the result.
+        common: the dtype to which the operands are promoted.
     """
     if name == "where":
         return [cast(args[0], torch.bool), *(cast(a, dtype) if isinstance(a, Item) else a for a in args[1:])]

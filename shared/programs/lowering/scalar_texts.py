@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # The text of a primitive in C and in CUDA. {0} and so on are names of scalars; {m} is "f" for float32 and "" for
-# float64, as math.h names functions. Functions that begin with el_ stand in the prelude of each language.
+# float64, as math.h names functions. Functions that begin with el_ are defined in the prelude of each language.
 TEXTS: dict[str, str] = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -12,7 +12,7 @@ TEXTS: dict[str, str] = {
     "neg": "-{0}",
     "abs": "fabs{m}({0})",
     "iabs": "({0} < 0 ? -{0} : {0})",
-    "max": "({0} > {1} || {0} != {0} ? {0} : {1})",  # NaN if one of them is
+    "max": "({0} > {1} || {0} != {0} ? {0} : {1})",  # NaN if an operand is NaN
     "min": "({0} < {1} || {0} != {0} ? {0} : {1})",
     "lt": "{0} < {1}",
     "le": "{0} <= {1}",
@@ -26,7 +26,7 @@ TEXTS: dict[str, str] = {
     "not": "!{0}",
     "where": "({0} ? {1} : {2})",
     "cast": "({type}){0}",
-    "rounded": "value_of(stored<{stored}>({0}))",  # to the 16 bits of its dtype; in CUDA only
+    "rounded": "value_of(stored<{stored}>({0}))",  # rounds to the 16-bit dtype; used in CUDA only
     "exp": "el_exp{m}({0})",
     "log": "el_log{m}({0})",
     "log1p": "el_log1p{m}({0})",

@@ -1,11 +1,11 @@
-"""When two computations of one value in float64 agree."""
+"""Whether two computations of one value in float64 agree."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-TOLERANCE, SCALE = 1e-9, 1e-3  # relative by norm; what is smaller than the scale, such as a 0, is compared with it
+TOLERANCE, SCALE = 1e-9, 1e-3  # relative by norm, or to the scale for values below it
 
 
 def agree(a: Tensor, b: Tensor) -> bool:

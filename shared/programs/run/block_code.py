@@ -1,4 +1,4 @@
-"""Writes Python functions: of a walk over a block of edges, and of ops over whole tensors of nodes."""
+"""Writes the Python functions that run a walk over a block of edges, and ops over whole tensors of nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..scheduling.schedule import Nodes, Walk, is_total
 
 @dataclass
 class Compiled:
-    """A walk as a function of (block, values, numbers) to the sinks' parts, with its text."""
+    """A walk as a function from (block, values, sizes) to the block's parts of the sinks, with its text."""
 
     walk: Walk
     run: Callable
@@ -30,8 +30,8 @@ def on_nodes(step: Nodes, traced: Sizes, receiving: Optional[int]) -> Callable[[
     """Ops over whole tensors as a function of (values, sizes, graph), which adds their results to the values.
 
     Args:
-        receiving: the row of ``edge_index`` whose nodes receive; None if rows of nodes without edges may stay as they
-            are.
+        receiving: the row of ``edge_index`` with the receiving nodes; None if rows of nodes without edges need not
+            become zeros.
     """
     constants: list[Any] = []
 
@@ -76,7 +76,7 @@ class _Writer:
 
     def __init__(self, walk: Walk, sizes: Sizes, needed: set[Node]):
         self.walk, self.sizes, self.needed = walk, sizes, needed
-        self.names: dict[Any, str] = {}  # what a block has computed
+        self.names: dict[Any, str] = {}  # node -> the variable that holds its value
         self.constants: list[Any] = []
         self.reads: list[Node] = []
         self.lines: list[str] = []
@@ -110,13 +110,13 @@ class _Writer:
         return f"c[{len(self.constants) - 1}]"
 
     def read(self, node: Node) -> str:
-        """A value from outside of the walk, as a whole."""
+        """The text of a value that was computed outside of the walk, all rows of it."""
         if node not in self.reads:
             self.reads.append(node)
         return f"v[{self.reads.index(node)}]"
 
     def on_edges(self, node: Node) -> str:
-        """A value as an op on edges reads it."""
+        """The text of a value with a row for each edge of the block."""
         if node in self.names:
             return self.names[node]
         space = space_of(node)
@@ -127,7 +127,7 @@ class _Writer:
         return self.read(node)
 
     def on_rows(self, node: Node) -> str:
-        """A value as an op on the walk's rows reads it."""
+        """The text of a value with a row for each row of the block."""
         if node in self.names:
             return self.names[node]
         space = space_of(node)
@@ -166,7 +166,7 @@ class _Writer:
             self.let(node, self.expression(node, self.on_rows, "b.count"))
 
     def ids_of(self, node: Node) -> None:
-        """The node ids of an end, as a value."""
+        """Computes the node ids of an end for a node that selects them from ``ends``."""
         ids = ["b.own + b.start", "b.near.long()"]
         if name_of(node) == "select":
             self.let(node, ids[space_of(node).end != self.walk.end])
@@ -195,7 +195,9 @@ class _Writer:
         return f"{self.constant(node.target)}({', '.join(parts)})"
 
     def number(self, value, node: Node, rows: str) -> str:
-        """A number, in which a multiple of a size is one of the block's or, in arithmetic, of the whole graph's."""
+        """The text of a number. A multiple of a traced size becomes a multiple of the block's size, or of the graph's
+        size where it is an operand of arithmetic.
+        """
         kinds = ("edge", "source", "destination")
         for kind in kinds if value else ():
             if value % self.sizes.of(kind):

@@ -22,7 +22,7 @@ class Block:
     """A few rows of a graph: ``count`` rows from ``start``, with their edges.
 
     Attributes:
-        near: the other end of each edge ``[e]``.
+        near: the node id at the other end of each edge, ``[e]``.
         own: the row of each edge, counted from ``start``, ``[e]`` int64.
     """
 
@@ -43,7 +43,7 @@ class Block:
 
     @property
     def ids(self) -> Tensor:
-        """The edges' numbers ``[e]`` int64."""
+        """The edge ids ``[e]`` int64."""
         if self._ids is None:
             return torch.arange(self._slice.start, self._slice.stop, device=self.near.device)
         return self._ids.long()
@@ -67,18 +67,18 @@ class Block:
         return sums.movedim(0, dim).clone() if dim else sums
 
     def by_edge(self, x: Tensor, dim: int) -> Tensor:
-        """The rows of these edges in a tensor by edge."""
+        """The rows of these edges in a tensor with a row for each edge."""
         if self._ids is None:
             return x.narrow(dim, self._slice.start, self.edges)
         return x.index_select(dim, self._ids)
 
     def rows(self, x: Tensor, dim: int, joined: int = 1) -> Tensor:
-        """The rows of this block in a tensor by node; a view may have joined rows with another dimension."""
+        """The rows of this block in a tensor by node, in which a view has made ``joined`` rows of each node."""
         return x.narrow(dim, self.start * joined, self.count * joined)
 
 
 def blocks_of(graph: Graph, receiving: bool, edges: int):
-    """The arrays of a direction of a graph and the rows where its blocks begin and end. Kept with the graph."""
+    """The arrays of one direction of a graph, and the rows where its blocks begin and end, kept with the graph."""
 
     def build(_):
         indptr = (graph.csr if receiving else graph.csc).indptr.long()
@@ -92,7 +92,7 @@ def blocks_of(graph: Graph, receiving: bool, edges: int):
 
 
 def sizes_of(graph: Graph, receiving: int) -> Sizes:
-    """The sizes of a graph as a program counts them; ``receiving`` is the row of ``edge_index`` whose nodes receive."""
+    """The sizes of a graph for a program; ``receiving`` is the row of ``edge_index`` with the receiving nodes."""
     return graph.format(("sizes", receiving), _sizes_by_sources if receiving else _sizes_by_destinations)
 
 

@@ -1,7 +1,8 @@
-"""Compiles C by the machine's compiler, with the results kept in memory and on disk.
+"""Compiles C by the machine's compiler, and keeps the libraries in memory and on disk.
 
-The folder on disk is that of compiled kernels (:mod:`edgeless.kernels.store`): only the user may write to it, files are
-complete, and one that was altered is compiled anew. What is loaded is a copy of bytes whose checksum was found right.
+They are in the folder of compiled kernels (:mod:`edgeless.kernels.store`), to which only the user may write. Its files
+are complete, and altered ones are compiled again. The library that is loaded is a copy of bytes whose checksum is
+right.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ FLAGS = (
     *("-x", "c", "-std=gnu11", "-O2", "-ftree-vectorize", "-shared", "-fPIC", "-w"),
     *("-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-pthread"),
 )
-_NATIVE = ("-march=native", "-mcpu=native", "")  # the first that the compiler takes
+_NATIVE = ("-march=native", "-mcpu=native", "")  # the compiler's first supported option is used
 _SECONDS = 120
 _loaded: dict[str, ctypes.CDLL] = {}
 _lock = threading.Lock()
 
 
 class NoCompiler(Exception):
-    """Nothing can be compiled; the text is a clause that says why."""
+    """Raised if nothing can be compiled; the text is a clause with the reason."""
 
 
 @cache
 def compiler() -> tuple[tuple[str, ...], str]:
-    """The command of the machine's C compiler with its flags, and a text that tells it and the CPU from others.
+    """The command of the machine's C compiler with its flags, and a text that identifies the compiler and the CPU.
 
     Raises:
-        NoCompiler: there is none.
+        NoCompiler: there is no compiler.
     """
     given = shlex.split(os.environ.get("CC", ""))
     commands = [given] if given else [[name] for name in ("cc", "gcc", "clang")]
@@ -67,7 +68,7 @@ def _run(command: list[str], text: bytes) -> Optional[bytes]:
 
 
 def _cpu() -> str:
-    """What tells a CPU's instructions from others'."""
+    """A text that identifies the CPU's instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -118,7 +119,7 @@ def _compile(command: tuple[str, ...], text: str) -> bytes:
 
 
 def _open(code: bytes) -> ctypes.CDLL:
-    """Loads a library from a private file, whose name no other library had, and which is gone afterwards."""
+    """Loads a library from a private file with a new name, and removes the file."""
     try:
         with tempfile.TemporaryDirectory(prefix="edgeless-") as folder:
             file = Path(folder) / "walk.so"

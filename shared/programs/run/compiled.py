@@ -1,8 +1,9 @@
-"""Walks that run as compiled code on the CPU, and when they are compiled.
+"""Compiles walks for the CPU and runs them.
 
-A walk is compiled at its first use: in the background, while the interpreter runs it, or at once. The compiled code is
-first compared with what the interpreter computed at the check of the program (:mod:`edgeless.programs.checking`), in
-float64. Where it differs, or there is no compiler, the interpreter goes on, and :meth:`Code.text` says why.
+A walk is compiled at its first use: in the background, while the interpreter runs it, or at once. Before its first run
+the compiled code is compared in float64 with the values that the interpreter computed at the check of the program
+(:mod:`edgeless.programs.checking`). If it differs, or there is no compiler, the interpreter continues to run the walk,
+and :meth:`Code.text` says why.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .agreement import agree
 
 MODES = ("background", "now", "off")
 _MOST_EXAMPLES = 4
-_FEW = 1 << 15  # edges of a thread, below which starting it costs more than it saves
+_FEW = 1 << 15  # edges per thread, below which starting a thread costs more than it saves
 _jobs: set[threading.Thread] = set()
 _one_at_a_time = threading.Lock()
 _mode: Optional[str] = None
@@ -53,7 +54,7 @@ def compile_mode() -> str:
 
 @contextlib.contextmanager
 def compiling(mode: str) -> Iterator[None]:
-    """Compiles walks ``"now"``, in the ``"background"`` or not at all (``"off"``) inside the block, in all threads."""
+    """Sets for the block and all threads when walks are compiled: ``"now"``, ``"background"`` or ``"off"``."""
     global _mode
     before, _mode = _mode, mode
     try:
@@ -63,7 +64,7 @@ def compiling(mode: str) -> Iterator[None]:
 
 
 def wait() -> None:
-    """Waits until everything that is being compiled in the background is done."""
+    """Waits until the background has compiled all walks that it was given."""
     while _jobs:
         for job in list(_jobs):
             job.join()
@@ -71,14 +72,14 @@ def wait() -> None:
 
 
 class Code:
-    """The compiled code of a walk, in the variants that were called for.
+    """The compiled code of a walk, with a variant for each index dtype in use.
 
     Args:
         walk, sizes, needed: as for :func:`edgeless.programs.lowering.lower.lower`.
 
     Attributes:
-        why: a clause that says why the interpreter runs instead, or None.
-        on_cuda: on a GPU, the walk as generated kernels or a clause that says why there are none; None if not known.
+        why: the reason why the interpreter runs instead, as a clause, or None.
+        on_cuda: on a GPU, the walk as generated kernels, or the reason why there are none; None if not known yet.
     """
 
     def __init__(self, walk: Walk, sizes: Sizes, needed: set[Node]):
@@ -88,12 +89,12 @@ class Code:
         self.reads = _reads(walk)
         self._dtypes = [(node, value_of(node).dtype) for node in self.reads]
         self._variants: dict[tuple[bool, bool], _Function] = {}
-        self._pending: set[tuple[int, bool]] = set()  # (process, wide) of what is compiled in the background
+        self._pending: set[tuple[int, bool]] = set()  # (process, wide) of the variants in the background
         self._examples: list[tuple] = []
         self._lock = threading.Lock()
 
     def text(self) -> str:
-        """How the walk runs, in words."""
+        """A description of how the walk runs."""
         if self.on_cuda is not None:
             if isinstance(self.on_cuda, str):
                 return f"interpreted ({self.on_cuda})"
@@ -106,7 +107,7 @@ class Code:
         return "interpreted until it is compiled" if self._pending else "interpreted"
 
     def ready(self, graph: Graph, receives: bool) -> bool:
-        """Whether the compiled code can run; if it is not compiled yet, that begins.
+        """Whether the compiled code can run. Starts to compile it if that has not begun yet.
 
         Args:
             receives: whether the walk goes by the graph's destinations.
@@ -132,7 +133,7 @@ class Code:
         """The walk's sinks, or None if the interpreter has to compute them.
 
         Args:
-            values: of all nodes that were computed before.
+            values: the values of all nodes that were computed before.
             receives: whether the walk goes by the graph's destinations.
         """
         function = self._variant(graph, receives)
@@ -141,7 +142,9 @@ class Code:
         return function(values, graph, sizes, receives)
 
     def _is_double(self, values: dict) -> Optional[bool]:
-        """Whether floats are float64 though they were not in the trace, or None if some are neither way."""
+        """Whether the values are float64 where the trace had other floats: False if they have the traced dtypes, None
+        if neither holds for all.
+        """
         for node, dtype in self._dtypes:
             if values[node].dtype is not dtype:
                 break
@@ -153,9 +156,9 @@ class Code:
     # Examples -------------------------------------------------------------------------------------------------------
 
     def keep_example(self, values: dict, graph: Graph, sizes: Sizes, receives: bool, interpret: Callable) -> None:
-        """Keeps what ``interpret`` computes of values, for a comparison.
+        """Keeps the results that ``interpret`` computes from the values, to compare the compiled code with.
 
-        Whether equal messages are found equal again depends on their last bits, so an example has no equal ones.
+        Whether equal messages are found equal again depends on their last bits, so an example has no equal messages.
         """
         if self._variants or self.why is not None or len(self._examples) >= _MOST_EXAMPLES:
             return
@@ -184,7 +187,7 @@ class Code:
     # Compiling ------------------------------------------------------------------------------------------------------
 
     def _make(self, wide: bool) -> None:
-        """Compiles the walk; ``why`` says why it could not."""
+        """Compiles the walk, or sets ``why`` to the reason why that failed."""
         try:
             with self._lock, _one_at_a_time:
                 if self._examples:
@@ -223,17 +226,18 @@ def _reads(walk: Walk) -> list[Node]:
 
 
 def _same_winners(a: Tensor, b: Tensor, graph: Graph) -> bool:
-    """Whether arguments of extrema differ only where equal edges were rounded differently."""
+    """Whether two arguments of extrema differ only where equal edges were rounded differently."""
     single = (a != b) & (a >= 0) & (b >= 0)
     ends = graph.edge_index()
     return torch.equal(ends[:, a[single]], ends[:, b[single]])
 
 
 class Arrays(NamedTuple):
-    """What walks by one end of a graph's edges read.
+    """The arrays that walks by one end of a graph's edges read.
 
     Attributes:
-        tensors: row pointers ``[N + 1]`` int64, the other ends and, if edges are not in order, their ids ``[E]``.
+        tensors: row pointers ``[N + 1]`` int64, the node ids at the other end ``[E]`` and, if the edges are not in the
+            order of their ids, the ids ``[E]``.
         rows: ``N``.
         wide: whether ids are int64.
     """
@@ -244,7 +248,7 @@ class Arrays(NamedTuple):
 
 
 def walk_arrays(graph: Graph, receives: bool) -> Arrays:
-    """The arrays of the CSR, or of the CSC. Kept with the graph."""
+    """The arrays of the CSR or the CSC, kept with the graph."""
     return graph.format(("arrays of walks", receives), _arrays_in if receives else _arrays_out)
 
 
@@ -270,9 +274,10 @@ class _Function:
         self.call = c_compiler.load(code.text).walk
         arranged = code.arranged
         self.operands = [(operand, operand.node, operand.dtype, _is_moved(operand)) for operand in arranged.operands]
-        # Results: whether edges have rows in it, the shape of a row, the dtype, and the place of the rows.
+        # For each result: whether it has a row for each edge, the shape of a row, the dtype, and the dimension of the
+        # rows.
         self.results: list[tuple[bool, tuple[int, ...], torch.dtype, int]] = []
-        found: dict[Node, Any] = {}  # places among the results, of an extremum and its argument
+        found: dict[Node, Any] = {}  # node -> the index of its result; an extremum and its argument have two
         for fold in (f for each in arranged.passes for f in each.folds if f.node is not None):
             places = []
             for item in (fold.best, fold.argument):
@@ -315,12 +320,12 @@ class _Function:
 
 
 def _is_moved(operand: Operand) -> bool:
-    """Whether the rows of an operand are to be brought in front."""
+    """Whether the rows of an operand must be moved to the first dimension."""
     return operand.kind != "param" and bool(operand.dim or operand.shape[operand.dim] != 1)
 
 
 def _rows_in_front(operand: Operand, tensor: Tensor) -> Tensor:
-    """An operand with its rows in front, the elements of a row in the order of its item."""
+    """An operand with its rows in the first dimension, and a row's elements in the order of its item."""
     joined = operand.shape[operand.dim]
     tensor = tensor.unflatten(operand.dim, (tensor.size(operand.dim) // joined, joined))
     return tensor.movedim(operand.dim, 0)
@@ -332,7 +337,7 @@ def _item_shape(node: Node) -> tuple[int, ...]:
 
 
 def _placed(rows: Tensor, dim: int) -> Tensor:
-    """Rows ``[R, *item]`` as the value of a sink, whose rows may be in another dimension."""
+    """Rows ``[R, *item]`` as the value of a sink, with the rows in the dimension ``dim``."""
     if not dim:
         return ops.shaped(rows, [n for d, n in enumerate(rows.shape) if d != 1 or n != 1])
     return rows.movedim(0, dim).squeeze(dim + 1).clone(memory_format=torch.contiguous_format)

@@ -29,11 +29,12 @@ from ..lowering.lower import Lowered, lower
 from ..scheduling.schedule import Walk
 
 THREADS, SLOTS_OF_BLOCK = 128, 4  # as in core_cuda/common/fold.h and partition.h
-MOST_REGISTERS = 220  # of a thread, about: with more, two passes take less time than one
-# Sums over all edges beside anything else: with more, too few blocks fit on an SM to hide how long a gather takes.
+MOST_REGISTERS = 220  # estimated per thread; above it, two passes take less time than one
+# Most sums over all edges in a pass that computes something else: with more, too few blocks fit on an SM to hide the
+# latency of gathers.
 MOST_JOINT_SUMS = 512
 _SPACE = "edgeless::cuda::programs::"
-_PLAN_BYTES = 56  # of a plan of the core, which packs it
+_PLAN_BYTES = 56  # the size of a FoldPlan, which the core packs
 _BEFORE_POINTERS = f"QQQqq {_PLAN_BYTES}s qQ 3q"  # WalkArgs of core_cuda/programs/walk.cuh
 
 
@@ -42,7 +43,7 @@ class Pass:
 
     def __init__(self, stage: Stage, by_lanes: bool = False):
         self.text = write(stage, by_lanes)
-        # The core knows a kernel by its name alone.
+        # The core identifies a kernel by its name alone.
         space = f"p{hashlib.sha256(self.text.code.encode()).hexdigest()[:24]}"
         self.header = named_text(HEADER, self.text.code.replace(f"programs::{NAMESPACE}", f"programs::{space}"))
         own = f"{_SPACE}{space}::"
@@ -53,7 +54,7 @@ class Pass:
             )
             for wide, index in ((False, "int32_t"), (True, "int64_t"))
         }
-        self.merges: set[tuple] = set()  # devices, with types of ids, that have the second kernel loaded
+        self.merges: set[tuple] = set()  # (device, type of ids) for which the second kernel is loaded
         self.packed = struct.Struct(f"={_BEFORE_POINTERS} {max(len(self.text.reads), 1)}Q {len(self.writes) or 1}Q")
 
     @property
@@ -62,7 +63,7 @@ class Pass:
 
     @functools.lru_cache(maxsize=8)  # noqa: B019  one object for each walk
     def places(self, number: int, device: torch.device) -> tuple[Tensor, bool]:
-        """For each element of a total its place in [columns, vectors], and whether all lanes are added first."""
+        """For each element of a total its offset in [columns, vectors], and whether all lanes are added first."""
         places = torch.from_numpy(self.text.totals[number].places)
         over_lanes = bool((places[:, 1] < 0).any())
         flat = places[:, 0] if over_lanes else places[:, 0] * self.text.vectors + places[:, 1]
@@ -70,7 +71,7 @@ class Pass:
 
 
 def _passes(stage: Stage) -> list[Pass]:
-    """A stage in one pass, or in several where one would need more registers than a thread has."""
+    """A stage as one pass, or as several if one would need more registers than a thread has."""
     try:
         whole, parts = Pass(stage), []
         if sum(t.item.numel for t in whole.text.totals if not t.in_tiles) > MOST_JOINT_SUMS:
@@ -86,7 +87,7 @@ def _passes(stage: Stage) -> list[Pass]:
 
 
 class CudaWalk:
-    """A walk as passes over the edges; each fold that another reads needs a pass of its own before.
+    """A walk as passes over the edges. A fold that another fold reads is computed in an earlier pass.
 
     Raises:
         NotLowered: no code can be generated.
@@ -97,17 +98,19 @@ class CudaWalk:
         self.passes = [each for stage in stages_of(self.lowered) for each in _passes(stage)]
 
     def of_lanes(self) -> tuple[int, int]:
-        """How many results lanes compute, and how many numbers they sum over all edges; the rest is in tiles."""
+        """The number of results that lanes compute, and of elements that they sum over all edges. Tiles compute the
+        rest.
+        """
         totals = [total for each in self.passes for total in each.text.totals if not total.in_tiles]
         in_tiles = sum(each.text.in_tiles for each in self.passes)
         return len(self.walk.sinks) - in_tiles, sum(total.item.numel for total in totals)
 
     def has_products_by_edge(self) -> bool:
-        """Whether tensor cores multiply what lanes have computed for an edge."""
+        """Whether tensor cores multiply values that lanes have computed for an edge."""
         return any(each.text.by_products for each in self.passes)
 
     def prepare(self, device: torch.device) -> None:
-        """Begins to compile its kernels beside each other, in the background; a launch waits for its kernel."""
+        """Starts to compile the kernels in parallel in the background; a launch waits for its kernel."""
         if torch.cuda.is_available():
             major, minor = torch.cuda.get_device_capability(device)
             prepare([(each.header, name) for each in self.passes for name in each.kernels[False]], 10 * major + minor)
@@ -119,7 +122,7 @@ class CudaWalk:
         known = graph.cached_max_degrees()
         longest = known[1 - by_receiving] if len(known) > 1 - by_receiving else -1
         device = arrays[0].device
-        made: dict[int, Tensor] = {}  # by the id of items
+        made: dict[int, Tensor] = {}  # by the id() of the item
         rows, edges = arrays[0].numel() - 1, sizes.edges
         for each in self.passes:
             _run(each, values, made, arrays, rows, edges, sizes, longest, device)
@@ -137,7 +140,7 @@ class CudaWalk:
 
 
 def stages_of(lowered: Lowered) -> list[Stage]:
-    """Groups what a walk computes into passes: what depends on folds of the row comes after them."""
+    """Groups the items of a walk into passes. An item that depends on folds of its row comes in a later pass."""
     if any(total.row is not None for total in lowered.totals):
         raise NotLowered("sums over all edges into rows that the edges choose")
     levels: dict[int, int] = {}
@@ -228,7 +231,7 @@ def _run(each: Pass, values, made, arrays, rows: int, edges: int, sizes: Sizes, 
     _launch(each.header, walk, (blocks, slices, 1), words, stream, text.shared_bytes)
     loaded = device.index, indptr.dtype
     if slots or (loaded not in each.merges and not _captures()):
-        # Without slots it is loaded alone: a capture, which loads nothing, may not know the longest row and need some.
+        # Without slots the merge kernel is only loaded, since a later capture cannot load it and may need it.
         grid = (-(-slots // SLOTS_OF_BLOCK), -(-text.vectors // THREADS), 1)
         _launch(each.header, merge, grid, words, stream)
         each.merges.add(loaded)
@@ -250,7 +253,7 @@ def _launch(header: str, expression: str, grid: Sequence[int], words: bytes, str
 
 
 def _with_rows(flat: Tensor, item: Item, node: Node, rows: int) -> Tensor:
-    """A result in its shape, in which the rows are in the dimension of their space."""
+    """A result in its shape, with the rows in the dimension of its space."""
     dim = space_of(node).dim
     if not dim:
         return shaped(flat, [rows * item.shape[0], *item.shape[1:]])
@@ -259,7 +262,7 @@ def _with_rows(flat: Tensor, item: Item, node: Node, rows: int) -> Tensor:
 
 
 def _aligned(x: Tensor, item: Operand) -> Tensor:
-    """A contiguous tensor with its rows in front, whose memory begins at a multiple of 16 bytes."""
+    """A contiguous tensor with its rows in the first dimension and memory aligned to 16 bytes."""
     if x.dtype is not item.dtype:
         raise TypeError(f"a walk for {item.dtype} is given {x.dtype}")
     if item.kind != "param" and item.dim:
@@ -269,7 +272,7 @@ def _aligned(x: Tensor, item: Operand) -> Tensor:
 
 
 def cuda_walk(walk: Walk, sizes: Sizes, needed: set[Node], device: torch.device) -> Union[CudaWalk, str]:
-    """The walk compiled for a GPU, or why there is none."""
+    """The walk as generated kernels, or the reason why there are none."""
     refusal = gpu_refusal(device)
     if refusal is not None:
         return refusal
@@ -277,7 +280,7 @@ def cuda_walk(walk: Walk, sizes: Sizes, needed: set[Node], device: torch.device)
         found = CudaWalk(walk, sizes, needed)
     except NotLowered as error:
         return str(error)
-    except Exception as error:  # whatever the lowering breaks at, the interpreter runs
+    except Exception as error:  # whatever error the lowering raises, the interpreter runs
         return f"it cannot be compiled, {type(error).__name__}: {str(error)[:160]}"
     found.prepare(device)
     return found

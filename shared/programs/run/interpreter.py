@@ -1,8 +1,8 @@
-"""Runs a schedule by blocks of whole rows, with ops of ATen: nothing of the size of the edges is allocated but results
-by edge. Walks with compiled code (:mod:`edgeless.programs.run.compiled`) run by that.
+"""Runs a schedule by blocks of whole rows, with ops of ATen. Only results by edge are allocated with the size of the
+edges. Walks that have compiled code (:mod:`edgeless.programs.run.compiled`) run that instead.
 
-Each walk becomes a small Python function over one block, so that a block costs little more than its ops. Blocks run one
-after the other, so two runs give the same bits.
+Each walk becomes a Python function over one block, so that a block costs little more than its ops. Blocks run one after
+the other, so two runs give the same bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CUDA_BLOCK_EDGES = 1 << 18  # where no kernel is generated: launches take longer
 
 
 class _Examples(threading.local):
-    """Whether the interpreter runs alone in this thread, and walks keep what it computes."""
+    """``kept``: whether the interpreter runs all walks of this thread, and walks keep its results as examples."""
 
     kept = False
 
@@ -39,7 +39,7 @@ _examples = _Examples()
 
 @contextlib.contextmanager
 def keeping_examples():
-    """Runs all walks by the interpreter; their code will be compared with what it computed."""
+    """Runs all walks by the interpreter and keeps the results, with which compiled code will be compared."""
     before, _examples.kept = _examples.kept, True
     try:
         yield
@@ -52,8 +52,9 @@ class Interpreter:
 
     Args:
         plan: the schedule.
-        receiving: the row of ``edge_index`` whose nodes receive.
-        backward: whether gradients are among the results. What nodes without edges have reaches no others.
+        receiving: the row of ``edge_index`` with the receiving nodes.
+        backward: whether gradients are among the results. Values of nodes without edges then become zeros before they
+            are read.
     """
 
     def __init__(self, plan: Schedule, receiving: int, backward: bool):
@@ -81,10 +82,10 @@ class Interpreter:
         """Computes the results from the arguments.
 
         Args:
-            tensors: in the order of the traced function's arguments; ``ends`` and ``ids`` are not read.
-            graph: has the edges of ``ends``.
-            given: values of ``plan.given``.
-            block: how many edges a block has.
+            tensors: the arguments in the order of the traced function's; ``ends`` and ``ids`` are not read.
+            graph: the graph with the edges of ``ends``.
+            given: the values of the nodes ``plan.given``.
+            block: the number of edges of a block.
             compiled: whether walks may run as compiled code.
         """
         values: dict[Node, Any] = dict(zip(self.placeholders, tensors))
@@ -122,7 +123,7 @@ class Interpreter:
         return results
 
     def cuda_walk(self, walk: Walk, device: torch.device) -> Any:
-        """A walk as generated kernels, or why there are none."""
+        """A walk as generated kernels, or the reason why there are none."""
         try:
             from .cuda_walks import cuda_walk  # not imported where no GPU is used
         except ImportError as error:  # its tables of lanes need NumPy
@@ -136,7 +137,7 @@ class Interpreter:
         return not any(isinstance(self.cuda_walk(walk, device), str) for walk in self.plan.walks())
 
     def run_on_cuda(self, walk: Walk, values: dict, graph: Graph, sizes: Sizes) -> Optional[list[Any]]:
-        """The sinks of a walk by generated kernels, or None if there are none."""
+        """The sinks of a walk, computed by generated kernels; None if there are no kernels."""
         found = self.cuda_walk(walk, graph.device)
         if isinstance(found, str):
             return None
@@ -148,7 +149,7 @@ class Interpreter:
 
 
 def _store(sink: Node) -> Callable:
-    """How a block's part of a sink joins the parts of the blocks before."""
+    """Returns the function that adds a block's part of a sink to the parts of the blocks before."""
     dim = space_of(sink).dim
     if is_total(sink):
         return lambda whole, part, *_: part if whole is None else whole.add_(part)
@@ -177,7 +178,7 @@ def _store(sink: Node) -> Callable:
 
 
 def _number(value, traced: Sizes, real: Sizes):
-    """A number of a trace, with the real sizes where it is a multiple of a traced one."""
+    """A number of a trace; a multiple of a traced size becomes the same multiple of the real size."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value or value != value:
         return value
     for kind in ("edge", "source", "destination"):
@@ -187,7 +188,7 @@ def _number(value, traced: Sizes, real: Sizes):
 
 
 def call_whole(node: Node, values: dict, traced: Sizes, real: Sizes):
-    """The result of an op of a graph over whole tensors."""
+    """Calls the op of a node over whole tensors."""
 
     def argument(a):
         if isinstance(a, Node):

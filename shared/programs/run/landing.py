@@ -1,8 +1,8 @@
 """Recognises programs that existing ops compute: sums of neighbours' rows, extrema and attention.
 
-A program lands if every fold that its results need is one of these. Its values on nodes are then computed by ops of
-ATen, values of edges that depend on edge inputs alone (weights) as a whole, and each fold by its op, all with their own
-gradients.
+A program lands if each fold that its results depend on is one of these. Then ops of ATen compute its values on nodes,
+and its values of edges that depend on edge inputs alone, such as weights, over whole tensors. The existing op computes
+each fold. All have their own gradients.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _MOST_TERMS = 4
 
 
 class _NoMatch(Exception):
-    """A fold is of no known form."""
+    """Raised if a fold has no known form."""
 
 
 @dataclass
 class Term:
-    """A product: a number, gathered rows of the other end, rows of the own end, values of edges, a softmax's scores."""
+    """A product of a number, gathered source rows, destination rows, values of edges, and a softmax of scores."""
 
     factor: float = 1.0
     other: Optional[Node] = None
@@ -55,16 +55,16 @@ class Term:
 
 
 class Landing:
-    """A program by existing ops.
+    """A program that existing ops compute.
 
     Args:
         module: the program's graph, annotated.
-        outputs: its results.
-        sizes: the sizes in it.
-        receiving: the row of ``edge_index`` whose nodes receive.
+        outputs: the program's results.
+        sizes: the sizes of the trace.
+        receiving: the row of ``edge_index`` with the receiving nodes.
 
     Attributes:
-        name: the ops that it uses, in words.
+        name: the names of the ops that it uses.
     """
 
     def __init__(self, module: Ops, outputs: Sequence[Node], sizes: Sizes, receiving: int):
@@ -74,7 +74,7 @@ class Landing:
         self.name = ""
 
     def match(self) -> bool:
-        """Whether all folds are known."""
+        """Whether all folds have a known form; prepares their ops."""
         try:
             for output in self.outputs:
                 self._visit(output)
@@ -86,7 +86,7 @@ class Landing:
     # Recognition ----------------------------------------------------------------------------------------------------
 
     def _visit(self, node: Node) -> None:
-        """Matches what a value on nodes depends on."""
+        """Matches the folds that a value on nodes depends on."""
         if node in self.folds or node.op in ("placeholder", "get_attr"):
             return
         if space_of(node).kind == EDGE:
@@ -104,7 +104,7 @@ class Landing:
                 self._visit(operand)
 
     def _edge_only(self, node: Node) -> bool:
-        """Whether a value of edges depends on edge inputs and parameters alone."""
+        """Whether a value of edges depends only on edge inputs and parameters."""
         if node.op in ("placeholder", "get_attr"):
             return not space_of(node).is_ends
         if space_of(node).kind not in (EDGE, "parameter") or space_of(node).cross or node.target in _OWN:
@@ -134,7 +134,7 @@ class Landing:
         if reduce != "sum" or end != self.receiving or dim != 0:
             raise _NoMatch
         inner = _through_views(src)
-        if name_of(inner) in ("mul", "gather_rows"):  # a view of messages is a view of their sum
+        if name_of(inner) in ("mul", "gather_rows"):  # the sum of a view is a view of the sum
             src = inner
         dims, item = len(shape_of(src)), shape_of(src)[1:]
         parts = [self._term(term, dims, value_of(src).dtype) for term in self._terms(src, dims)]
@@ -222,7 +222,7 @@ class Landing:
         return run_term
 
     def _scores(self, node: Node) -> Optional[Node]:
-        """The scores of which a value is the softmax over a row's edges, or None."""
+        """The scores if a value is their softmax over a row's edges, else None."""
         div = _through_views(node)
         if name_of(div) != "div" or not isinstance(div.args[1], Node) or not self._gathers(div.args[1], self.receiving):
             return None
@@ -245,7 +245,7 @@ class Landing:
         return scores if same and extremum.args[3] == total.args[2] == self.receiving else None
 
     def _attention(self, scores: Node, value: Node, dims: int) -> Callable:
-        """The op of a softmax of scores over gathered values."""
+        """The attention op for a softmax of scores times gathered values, as a function of (values, graph)."""
         inner = _through_views(scores)
         heads = shape_of(scores)[1] if len(shape_of(scores)) > 1 else 1
         if (dims == 3 and shape_of(value)[1] != heads) or (dims == 2 and heads != 1):
@@ -263,7 +263,9 @@ class Landing:
         return self._gatv2(of, vector, value, heads, dims)
 
     def _ends(self, node: Node) -> tuple[Node, Optional[Node], Optional[Node]]:
-        """A sum of one gather from each end and, at most, a value of edges."""
+        """Splits a sum into a gather from the source, one from the destination, and a value of edges, which may be
+        None.
+        """
         terms = self._terms(node, len(shape_of(node)))
         other = [t.other for t in terms if t.other is not None]
         own = [t.own[0] for t in terms if t.own]
@@ -316,7 +318,7 @@ class Landing:
     # Running --------------------------------------------------------------------------------------------------------
 
     def __call__(self, graph: Graph, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The results; ``tensors`` are all arguments, of which ``ends`` and ``ids`` are not read."""
+        """Computes the results from all arguments; ``ends`` and ``ids`` among them are not read."""
         ends = (graph.num_src, graph.num_dst) if self.receiving == 1 else (graph.num_dst, graph.num_src)
         real = Sizes(*ends, graph.num_edges)
         holders = [node for node in self.module.graph.nodes if node.op == "placeholder"]
@@ -347,8 +349,8 @@ _OWN = (ops.gather_rows, ops.fold, ops.extremum, ops.share, ops.dropout_scale)
 
 
 def _edges_to_rows(graph: Graph) -> Graph:
-    """The graph that leads from each edge to its destination, by which rows of edges are summed in a fixed order. Kept
-    with the graph.
+    """The graph from each edge to its destination, kept with ``graph``. SpMM over it sums rows of edges in a fixed
+    order.
     """
 
     def build(_):
@@ -359,13 +361,13 @@ def _edges_to_rows(graph: Graph) -> Graph:
 
 
 def _functional():
-    from ... import functional  # which imports programs itself
+    from ... import functional  # imported here, since it imports programs itself
 
     return functional
 
 
 def _through_views(node: Node, first: Any = None) -> Node:
-    """The value that a node is a view of, with the same numbers in each row."""
+    """The value that a node is a view of, if the view keeps the elements of each row."""
     if first:
         node = first.args[0]
     while name_of(node) in _VIEWS and isinstance(value_of(node), Tensor) and value_of(node).is_floating_point():
@@ -374,7 +376,7 @@ def _through_views(node: Node, first: Any = None) -> Node:
 
 
 def land(program) -> Optional[Landing]:
-    """The existing ops that compute a program, or None."""
+    """The landing of a program on existing ops, or None."""
     if program.written or program.draws:
         return None
     outputs = program.outputs[: program.results]

@@ -1,1 +1,1 @@
-"""From a graph of ops to a schedule: steps over whole nodes and walks over edges, as few as possible on edges."""
+"""Turns a graph of ops into a schedule of steps over nodes and walks over edges, with few ops left on edges."""

@@ -1,9 +1,9 @@
-"""Sums over a row's edges, in a backward, that sums which the forward has kept make.
+"""Sums over a row's edges in a backward that follow from sums which the forward has kept.
 
 The gradient of a softmax over a row needs the sum over its edges of weight times gradient. Where the weights multiply
 values that are summed, the gradient of a weight is the row's own gradient times the edge's value, summed over channels:
-``sum_e w_e sum_c g_c v_ec = sum_c g_c (sum_e w_e v_ec)``. The inner sum is a result of the forward, so the row computes
-what had been a walk over its edges.
+``sum_e w_e sum_c g_c v_ec = sum_c g_c (sum_e w_e v_ec)``. The inner sum is a result of the forward, so an op on nodes
+replaces a walk over edges.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def use_kept_sums(joint: Ops, kept: Iterable[Node]) -> int:
 
     Args:
         joint: the forward with the backward, as traced.
-        kept: its nodes that the backward may read of the forward.
+        kept: the nodes of the forward that the backward may read.
     """
     known = [node for node in kept if _sums(node)]
     found = 0
@@ -42,7 +42,7 @@ def _sums(node: Node) -> bool:
 
 
 def _factors(node: Node) -> tuple[bool, Counter, Counter]:
-    """Whether a value is the negative of a product, and the product's factors above and below the line."""
+    """Whether a value is the negative of a product, and the factors in the product's numerator and denominator."""
     name, args = name_of(node) if node.op == "call_function" else "", node.args
     if name == "neg":
         negative, above, below = _factors(args[0])
@@ -54,7 +54,7 @@ def _factors(node: Node) -> tuple[bool, Counter, Counter]:
 
 
 def _inner_sum(above: Counter, shape: tuple) -> Optional[Node]:
-    """The only factor that is a sum over channels, which stay with extent 1."""
+    """The factor that is a sum over channels, kept with extent 1, if there is exactly one."""
     found = [n for n, count in above.items() if n.op == "call_function" and name_of(n) == "sum" for _ in range(count)]
     if len(found) != 1 or len(found[0].args) < 3 or not found[0].args[2] or shape_of(found[0]) != shape:
         return None

@@ -1,12 +1,12 @@
-"""Rewrites a graph so that as little as possible is left on edges.
+"""Rewrites a graph so that few ops are left on edges.
 
-What depends on one end of an edge is computed on nodes before it is gathered. A linear map of concatenated rows, sums
-and differences is split, its parts that belong to nodes go there, and parts of the same rows become one map. A linear
-map whose results are summed over a node's edges is applied once, to the sum.
+A value that depends on one end of an edge alone is computed on nodes and then gathered. A linear map of concatenated
+rows, sums and differences is split; its parts on rows of nodes move to the nodes, and parts of the same rows become one
+map. A linear map whose results are summed over a node's edges is applied once, to the sum.
 
-Only ops that are finite, and have finite derivatives, wherever their operands are finite may move to nodes: a node
-without edges has values that nobody reads, and a gradient of 0 there must stay 0. Features of such a node that are not
-finite themselves become zeros in the backward, before anything is computed of them (``rows_with_edges``).
+Only ops that are finite, and have finite derivatives, wherever their operands are finite may move to nodes: nobody
+reads the values of a node without edges, and a gradient of 0 there must stay 0. If the features of such a node are not
+finite themselves, the backward replaces them by zeros before it computes anything from them (``rows_with_edges``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOVES_TO_NODES = {
     *("_softmax", "_log_softmax", "getitem", "hardtanh", "relu6", "_prelu_kernel", "clamp"),
 }
 _VIEWS = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "permute", "transpose", "t", "select", "slice"}
-# Their gradients read none of what they are computed of.
+# Their gradients do not read the operands.
 _PASS_ON = {*_VIEWS, *("add", "sub", "neg", "cat", "stack", "split", "split_with_sizes", "sum", "mean", "getitem")}
 _PASS_ON |= {"clone", "detach", "_to_copy"}
 _TERMS = 8  # sums of more terms are not distributed over
@@ -39,15 +39,15 @@ _TERMS = 8  # sums of more terms are not distributed over
 
 @dataclass
 class Plain:
-    """A value on edges as it is."""
+    """A value on edges of which nothing is known."""
 
     node: Node
 
 
 @dataclass
 class Gathered:
-    """Rows of a node value: ``rows`` taken by the ids of an end. ``shape`` is that of the value on edges, and ``given``
-    says whether rows of nodes without edges may hold anything.
+    """A gathered node value: ``rows`` indexed by the ids of an end. ``shape`` is the shape on edges, and ``given`` says
+    whether rows of nodes without edges may hold any value.
     """
 
     end: int
@@ -67,7 +67,7 @@ class Sum:
 
 @dataclass
 class Cat:
-    """Values (value, width) that stand beside each other in the last dimension."""
+    """(value, width) pairs that are concatenated in the last dimension."""
 
     parts: list
 
@@ -83,10 +83,10 @@ class Linear:
 
 
 def rewrite(module: Ops, sizes: Sizes, differentiated: bool) -> tuple[Ops, list[str]]:
-    """Returns the rewritten graph, without shapes and spaces, and what was done in words.
+    """Returns the rewritten graph, without shapes and spaces, and descriptions of the rewrites.
 
     Args:
-        differentiated: whether its gradients will be computed.
+        differentiated: whether gradients of the graph will be computed.
     """
     return _Rewriter(module, sizes, differentiated).run()
 
@@ -95,9 +95,9 @@ class _Rewriter:
     def __init__(self, module: Ops, sizes: Sizes, differentiated: bool):
         self.module, self.sizes, self.graph, self.differentiated = module, sizes, Graph(), differentiated
         self.made: dict[Node, Node] = {}  # old node -> new node
-        self.forms: dict[Node, object] = {}  # old node -> what is known of its value
+        self.forms: dict[Node, object] = {}  # old node -> the form of its value
         self.gathers: dict[tuple, Node] = {}
-        self.kept: dict[tuple, Node] = {}  # (rows, end) -> those of nodes with edges
+        self.kept: dict[tuple, Node] = {}  # (rows, end) -> the rows with zeros for nodes without edges
         self.notes: list[str] = []
 
     def run(self) -> tuple[Ops, list[str]]:
@@ -144,7 +144,7 @@ class _Rewriter:
             rows, joined = form.rows, 1
             if form.shape is not None:
                 joined = form.shape[form.dim] // self.sizes.edges
-            if joined > 1:  # rows that a view joined with another dimension
+            if joined > 1:  # a view has joined the rows with another dimension
                 before, after = form.shape[: form.dim], form.shape[form.dim + 1 :]
                 apart = [*before, self.sizes.of(form.kind), joined, *after]
                 rows = self.call(aten.reshape.default, rows, apart)
@@ -155,7 +155,7 @@ class _Rewriter:
         return self.gathers[key]
 
     def finite(self, form: Gathered) -> Node:
-        """The rows of which something is computed on nodes."""
+        """The rows as ops on nodes may read them: finite wherever a gradient could become NaN."""
         if not form.given or not self.differentiated:
             return form.rows
         key, nodes = (form.rows, form.end, form.dim), self.sizes.of(form.kind)
@@ -164,7 +164,7 @@ class _Rewriter:
         return self.kept[key]
 
     def is_given(self, node: Node, end: int) -> bool:
-        """Whether a value on nodes is more than what folds over the edges of an end have made, which is 0 without."""
+        """Whether a value may be other than 0 for nodes without edges. Folds over the edges of that end are 0 there."""
         stack, seen = [node], set()
         while stack:
             node = stack.pop()
@@ -198,7 +198,7 @@ class _Rewriter:
         return result
 
     def copy(self, node: Node, replaced=None, size: Optional[int] = None) -> Node:
-        """A copy of a node's op; with ``size``, one over rows of nodes in place of rows of edges."""
+        """A copy of a node's op; with ``size``, over that many rows of nodes in place of rows of edges."""
 
         def argument(a):
             if isinstance(a, Node):
@@ -232,7 +232,7 @@ class _Rewriter:
             self.made[node] = self.copy(node)
 
     def to_nodes(self, node: Node) -> bool:
-        """Moves an op to the nodes if all its rows are those of one end."""
+        """Moves an op to the nodes if all rows that it reads are gathered from one end."""
         rows = [a for a in node.all_input_nodes if space_of(a).kind == EDGE]
         forms = [self.form(a) for a in rows]
         one_end = {(f.end, f.kind) if isinstance(f, Gathered) else None for f in forms}
@@ -250,7 +250,7 @@ class _Rewriter:
         return True
 
     def as_sum(self, node: Node) -> bool:
-        """Keeps sums, differences and multiples apart, so that a linear map can be distributed over them."""
+        """Represents sums, differences and multiples as terms, so that a linear map can be distributed over them."""
         name, args = name_of(node), node.args
         if name in ("add", "sub") and not node.kwargs and all(isinstance(a, Node) for a in args):
             if len(args) != 2 or not all(space_of(a).kind == EDGE and shape_of(a) == shape_of(node) for a in args):
@@ -286,7 +286,7 @@ class _Rewriter:
         return [(factor * f, t) for f, t in form.terms] if isinstance(form, Sum) else [(factor, form)]
 
     def merged(self, terms: list):
-        """A sum in which the terms of one end are added on the nodes."""
+        """A sum whose terms of the same end are added on the nodes."""
         groups: dict[tuple, list] = {}
         rest = []
         for factor, term in terms:
@@ -311,7 +311,7 @@ class _Rewriter:
         return True
 
     def as_part(self, node: Node) -> bool:
-        """Keeps parts apart where another dimension than that of the rows and that of the parts is left."""
+        """Applies an op to each part of a concatenation where it removes neither the rows' dimension nor the parts'."""
         operand = node.args[0] if node.args and isinstance(node.args[0], Node) else None
         if name_of(node) != "select" or not isinstance(self.forms.get(operand), Cat):
             return False
@@ -344,7 +344,7 @@ class _Rewriter:
         return True
 
     def pays(self, form) -> bool:
-        """Whether some leaf of a sum or of parts comes from nodes."""
+        """Whether distributing a map is profitable: some leaf of the sum or of the parts is gathered from nodes."""
         if isinstance(form, Sum):
             return any(self.pays(term) for _, term in form.terms)
         if isinstance(form, Cat):
@@ -352,7 +352,7 @@ class _Rewriter:
         return isinstance(form, Gathered)
 
     def distributed(self, form, weight: Node, bias: Optional[Node], width: int, shape: tuple):
-        """A linear map of a sum or of parts, as a sum of maps, those of nodes on the nodes."""
+        """A linear map of a sum or of parts as a sum of maps; maps of node rows run on the nodes."""
         groups: dict[object, list] = {}
         for factor, leaf, start, stop in _leaves(form, 1, 0, width):
             key = (leaf.end, leaf.rows) if isinstance(leaf, Gathered) else self.build(leaf)
@@ -374,7 +374,7 @@ class _Rewriter:
         return self.merged(terms)
 
     def linear_behind(self, node: Node) -> Node:
-        """The fold of a linear map's results: ``sum(h W + b) = (sum h) W + degree b``."""
+        """Moves a linear map behind the fold of its results: ``sum(h W + b) = (sum h) W + degree b``."""
         _, _, end, dim, rows, _ = node.args
         form = self.form(node.args[0])
         total = self.call(ops.fold, self.build(form.rows), self.ends, end, dim, rows, "sum")

@@ -1,8 +1,8 @@
 """The second level of a program: how its values are computed, as steps over whole nodes and walks over edges.
 
 A walk visits rows of edges by destination (CSR) or by source (CSC). It gathers operands, computes an expression on the
-edges of a row, and ends in sinks: folds over the row's edges, sums over all edges, and results by edge. What depends on
-a row's own folds alone, such as the sum of a softmax, is computed within the walk.
+edges of a row, and ends in sinks: folds over the row's edges, sums over all edges, and results by edge. Values that
+depend only on a row's own folds, such as the sum of a softmax, are computed within the walk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOLDS = (ops.fold, ops.extremum)
 
 
 def operands(node: Node) -> list[Node]:
-    """The values that a node's op reads; not ``ends`` and ``ids``, which every walk has."""
+    """The values that a node's op reads, without ``ends`` and ``ids``, which every walk has."""
     if node.target in (ops.gather_rows, ops.rows_with_edges) or node.target in FOLDS:
         return [node.args[0]]
     if node.target is ops.share:
@@ -46,9 +46,9 @@ def is_total(node: Node) -> bool:
 
 
 def is_local(node: Node) -> bool:
-    """Whether a row of a node's results depends on the same row of its operands alone."""
+    """Whether a row of a node's result depends only on the same row of its operands."""
     space = node.meta["space"]
-    if node.target is ops.rows_with_edges:  # which a walk over the rows' edges has no need of
+    if node.target is ops.rows_with_edges:  # a walk over the rows' edges does not need it
         return False
     return all(s.local for s in space) if isinstance(space, list) else space.local
 
@@ -62,8 +62,8 @@ class Nodes:
 
 @dataclass
 class Walk:
-    """A walk by the rows of ``end``: all its ops in order, and those whose results are kept; ``code`` is its compiled
-    code, if it may have some.
+    """A walk by the rows of ``end``: all its ops in order, and its sinks, the ops whose results are kept. ``code`` is
+    its compiled code, if it may have some.
     """
 
     end: int
@@ -81,10 +81,10 @@ class Schedule:
 
     Attributes:
         module: the graph, annotated with spaces.
-        sizes: the sizes in it.
-        outputs: its results.
+        sizes: the sizes that the graph was traced with.
+        outputs: the graph's results.
         given: nodes whose values are given besides the arguments.
-        steps: in order.
+        steps: the steps in the order in which they run.
     """
 
     module: Ops
@@ -99,7 +99,7 @@ class Schedule:
 
 
 def schedule(module: Ops, sizes: Sizes, receiving: int, given: Iterable[Node] = ()) -> Schedule:
-    """Orders an annotated graph into steps; walks by the ``receiving`` end come first where both would do.
+    """Orders an annotated graph into steps. Where a walk may go by either end, it goes by the ``receiving`` end.
 
     Raises:
         Refused: no order of walks computes all results.
@@ -143,7 +143,7 @@ def _needed(outputs: list[Node], done: set[Node]) -> set[Node]:
 
 
 def _walk(order: list[Node], done: set[Node], end: int, by_edge: set[Node], sizes: Sizes):
-    """The walk by an end that computes as many sinks as possible of what is done, or None."""
+    """The walk by an end that computes as many sinks as possible from the nodes that are done, or None."""
     edges: set[Node] = set()  # computed on the edges of a row
     rows: set[Node] = set()  # computed for the row itself
     sinks: list[Node] = []
@@ -182,7 +182,7 @@ def _walk(order: list[Node], done: set[Node], end: int, by_edge: set[Node], size
 
 
 def node_end(fold: Node) -> int:
-    """The end whose rows a fold makes."""
+    """The end of the edges that a fold's result rows belong to."""
     return fold.args[-4]
 
 
@@ -190,7 +190,7 @@ def node_end(fold: Node) -> int:
 
 
 def values_text(module: Ops) -> str:
-    """The first level in words: every value with its op, space, the shape of an item and dtype."""
+    """The text of the first level: every value with its op, its space, the shape of an item and the dtype."""
     lines = []
     for node in module.graph.nodes:
         if node.op == "output" or (node.op == "placeholder" and not node.users):
@@ -205,7 +205,7 @@ def values_text(module: Ops) -> str:
 
 
 def steps_text(plan: Schedule, receiving: int) -> str:
-    """The second level in words: one line for each step."""
+    """The text of the second level: one line for each step."""
     lines = []
     for step in plan.steps:
         if isinstance(step, Nodes):
