@@ -1,4 +1,4 @@
-"""Base of the layers whose messages are neighbours' features, multiplied by an edge weight or not."""
+"""Base of the layers whose messages are neighbours' features, perhaps times an edge weight."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _renumbered(name: str, ids: Tensor, numbers: list[Tensor]) -> Tensor:
         check_ids(f"Reorder: {name}", row.flatten(), "N", number.numel())
         mapped.append(number.to(row.device, row.dtype)[row.long()])
     out = torch.stack(mapped) if len(rows) == 2 else mapped[0]
-    if isinstance(ids, EdgeIndex):  # no longer sorted
+    if isinstance(ids, EdgeIndex):  # the new ids are not sorted
         return EdgeIndex(out, sparse_size=ids.sparse_size(), is_undirected=ids.is_undirected)
     return out
 

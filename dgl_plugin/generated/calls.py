@@ -1,4 +1,4 @@
-"""One call of a generated layer: recorded and run by programs, or by the stock forward."""
+"""Runs one call of a generated layer: recorded and computed by programs, or by the stock forward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .recorder import Recorder
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_FORMS = 64
-# What a layer's calls of a form were refused for, so that the stock forward runs them from then on.
+# Layer -> form of calls -> the reason why such calls were refused. The stock forward runs them from then on.
 _refused: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
 
 
@@ -57,7 +57,7 @@ def run(layer, method, args: tuple, kwargs: dict) -> Any:
         else:
             reason = f"the recorded call fails, {type(error).__name__}: {str(error).strip()[:160]}"
         result = _run_stock(layer, method, graph, args, kwargs, reason)
-        _note_refused(layer, graph, args, kwargs, reason)  # an error of the stock forward's is the caller's
+        _note_refused(layer, graph, args, kwargs, reason)  # not reached if the stock forward raises too
         return result
     if recorder.ran:
         texts = [program.text for program in recorder.ran]
@@ -81,7 +81,7 @@ def _run_stock(layer, method, graph, args: tuple, kwargs: dict, reason: str) -> 
 
 
 def _recorder(layer, graph, choice: str, args: tuple, kwargs: dict) -> Recorder:
-    """What records a call.
+    """The recorder of a call.
 
     Raises:
         Refused: the call has to run by the stock forward.
@@ -115,14 +115,14 @@ def _recorder(layer, graph, choice: str, args: tuple, kwargs: dict) -> Recorder:
 
 
 def _inputs(graph, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """The tensors of a call: its arguments, and the features of the graph."""
+    """The inputs of a call by name: its arguments, and the features of the graph."""
     given = {str(place): a for place, a in enumerate(args)} | kwargs
     frames = [*graph._node_frames, *graph._edge_frames]
     return given | {name: getattr(column, "storage", None) for f in frames for name, column in f._columns.items()}
 
 
 def _form(layer, graph, args: tuple, kwargs: dict) -> Any:
-    """What calls have in common that are refused for the same reason."""
+    """A key that is equal for calls that are refused for the same reason."""
 
     def of(a):
         if isinstance(a, Tensor):
@@ -141,7 +141,7 @@ def _note_refused(layer, graph, args: tuple, kwargs: dict, reason: str) -> None:
 
 
 def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict, keep) -> Any:
-    """The stock forward's result for a graph that records; ``keep`` is called with tensors before they are written."""
+    """Runs the stock forward on a graph that records; ``keep`` is called with tensors before they are written."""
     made = recorded(graph, recorder)
 
     def given(a):
@@ -163,7 +163,7 @@ def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict, keep
 
 
 class _State:
-    """What a call may have changed before it is repeated by the stock forward."""
+    """The state that a recorded call may change, so that the stock forward can repeat the call from the start."""
 
     def __init__(self, layer, graph, inputs: dict[str, Any]):
         self.layer, self.graph = layer, graph
@@ -176,7 +176,7 @@ class _State:
         self.generators = Generators(graph.device)
 
     def keep(self, tensor: Any) -> None:
-        """Copies a tensor of the caller's that is going to be written, or that shares its memory with that."""
+        """Copies the caller's tensors that share memory with a tensor that will be written."""
         if type(tensor) is Deferred:
             tensor = tensor.value.tensor if tensor.known is None else tensor.known
         memory = _memory(tensor)
@@ -184,7 +184,7 @@ class _State:
             self._written[memory] = [(t, t.detach().clone()) for t in self._given if _memory(t) == memory]
 
     def restore(self) -> None:
-        """Sets everything back."""
+        """Restores the state."""
         for frame, columns in self.columns:
             frame._columns.clear()
             frame._columns.update(columns)
@@ -201,6 +201,6 @@ class _State:
 
 
 def _memory(tensor: Any) -> Optional[int]:
-    """A number of the memory that a plain tensor has; None for anything else."""
+    """An id of the storage of a plain tensor; None for any other object."""
     plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return tensor.untyped_storage()._cdata if plain else None

@@ -1,9 +1,8 @@
 """Layers whose messages the generator runs: DGL's that have no kernels of their own, and users'.
 
-:class:`GeneratedLayer` stands before a layer's class and replaces its ``forward()``: the stock forward runs with a
-graph that records what is computed of all edges (:mod:`edgeless.dgl.generated.recorded_graph`). What is recorded
-runs as programs of :mod:`edgeless.programs`, or by DGL's functions wherever a program is not surely right or would be
-slower.
+:class:`GeneratedLayer` precedes a layer's class and replaces its ``forward()``: the stock forward runs with a graph
+that records the computations on all edges (:mod:`edgeless.dgl.generated.recorded_graph`). These run as programs of
+:mod:`edgeless.programs`, or by DGL's functions where a program might be wrong or slower.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _CLASSES = GeneratedClasses(GeneratedLayer)
 
 
 def generated_class(cls: type, module: Optional[str] = None) -> type:
-    """The class that is ``cls`` with :class:`GeneratedLayer` before it; the same one every time.
+    """The class with the bases :class:`GeneratedLayer` and ``cls``; the same class every time.
 
     Args:
         cls: a module whose ``forward()`` takes a graph.
-        module: the module that shows the class; by default that of ``cls``.
+        module: the ``__module__`` of the class; by default that of ``cls``.
     """
     return _CLASSES.of(cls, module)
 

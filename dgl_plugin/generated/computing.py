@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 PROGRAMS = ProgramCache()
-LEAST_WIDTH = 4  # numbers of an edge; below, DGL's ops were measured to be as fast on the CPU
-apart: weakref.WeakSet[Any] = weakref.WeakSet()  # layers whose wide products of edges are computed by torch
-WIDE = 32  # numbers of an edge; products of fewer cost a walk little
+LEAST_WIDTH = 4  # elements per edge; for fewer, DGL's ops were measured to be as fast on the CPU
+apart: weakref.WeakSet[Any] = weakref.WeakSet()  # layers whose wide products by edge torch computes
+WIDE = 32  # elements per edge; narrower products cost a walk little
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 _ANYWAY = " (EDGELESS_GENERATE=on runs a program all the same)"
 
 
 def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> list[Tensor]:
-    """The tensors of values, by a program.
+    """Computes the tensors of values by a program.
 
     Args:
-        order: all values that they depend on, each behind its inputs.
+        order: all values that they depend on, each after its inputs.
     Raises:
-        Refused: there is none, or it would be slower.
+        Refused: there is no program, or it would be slower.
     """
     if recorder.choice == "auto" and recorder.device.type == "cpu" and all(map(_is_op_of_dgl, values)):
         raise _for_good(f"DGL has an op for it that is as fast on the CPU{_ANYWAY}")
@@ -115,8 +115,8 @@ def by_program(recorder: Recorder, values: list[Value], order: list[Value]) -> l
 
 
 def _walks_with_products(program: Program) -> int:
-    """How many walks of the forward multiply wide rows of edges by matrices, which one op of torch does faster."""
-    from edgeless.programs.front.rules import name_of, shape_of, space_of  # the tracer takes long to import
+    """The number of the forward's walks that multiply wide edge rows by matrices, which one op of torch does faster."""
+    from edgeless.programs.front.rules import name_of, shape_of, space_of  # importing the tracer takes long
 
     def is_product(node) -> bool:
         if name_of(node) not in _PRODUCTS or space_of(node).kind != EDGE:
@@ -135,10 +135,10 @@ def _for_good(reason: str) -> Refused:
 
 
 def _is_op_of_dgl(value: Value) -> bool:
-    """Whether DGL computes a value of tensors in one op, without a value for each edge that is no result.
+    """Whether DGL computes a value from tensors in one op, without another tensor by edge.
 
-    What is left out was measured slower than a program: a narrow operand of edges beside a wide one of nodes, and a dot
-    product.
+    Two cases were measured slower than a program and are excluded: a narrow edge operand with a wide node operand, and
+    a dot product.
     """
     folds = value.op in FOLD.values()
     message = value.args[0] if folds else value
@@ -162,7 +162,7 @@ def _check_plain(tensor: Tensor, device: torch.device) -> None:
 
 
 def by_ops(recorder: Recorder, values: list[Value]) -> list[Tensor]:
-    """The tensors of values, by DGL's functions and torch's."""
+    """Computes the tensors of values by functions of DGL and torch."""
     known: dict[int, Any] = {}
 
     def get(value: Value):

@@ -1,7 +1,7 @@
-"""Tensors of edges that are computed when somebody reads them.
+"""Edge tensors that are computed when they are read.
 
-A :class:`Deferred` has the shape of the tensor that it stands for and records what torch computes of it. It is computed
-for good, by a :class:`edgeless.dgl.generated.recorder.Recorder`, by whatever cannot be recorded.
+A :class:`Deferred` has the shape of the tensor that it represents, and ops of torch on it are recorded. An op that
+cannot be recorded makes a :class:`edgeless.dgl.generated.recorder.Recorder` compute the tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .expressions import Value
 
 
 class Unrecorded(Exception):
-    """A call that has to be repeated by the stock layer; its text is a clause that says why."""
+    """Raised if the stock layer has to repeat the call; the text is a clause with the reason."""
 
 
 _VIEWS = {
@@ -70,8 +70,8 @@ class Deferred(Tensor):
     """A tensor that is computed when it is read.
 
     Attributes:
-        value: the expression of it.
-        recorder: what computes it.
+        value: its expression.
+        recorder: the recorder that computes it.
         known: the tensor, once it is computed.
     """
 
@@ -155,7 +155,7 @@ def deferred_in(tree: Any) -> list[Deferred]:
 
 
 def computed(tree: Any) -> Any:
-    """Nested containers with the tensors that deferred ones stand for."""
+    """Replaces each deferred tensor in nested containers by its computed tensor."""
     found = deferred_in(tree)
     if not found:
         return tree
@@ -164,15 +164,15 @@ def computed(tree: Any) -> Any:
 
 
 def is_view(name: str) -> bool:
-    """Whether what a function of this name returns may share memory with its argument."""
+    """Whether the result of a function of this name may share memory with its argument."""
     return name in _VIEWS
 
 
 def may_record(name: str, args: tuple, kwargs: dict, by_edge: bool) -> bool:
-    """Whether a call is recorded, by its name and the plain arguments that it has.
+    """Whether a call may be recorded, judged by its name and its plain arguments.
 
     Args:
-        by_edge: whether values of edges are among the arguments; of nodes only views are recorded.
+        by_edge: whether edge values are among the arguments; on node values only views are recorded.
     """
     if name not in RECORDED:
         return False
@@ -189,7 +189,7 @@ def _is_plain_index(index: Any) -> bool:
 
 
 def _write(target: Deferred, func, args: tuple, kwargs: dict) -> Any:
-    """Writes into a deferred tensor, which is computed first, and so is all that was recorded of it before."""
+    """Writes into a deferred tensor, after computing it and the values that were recorded from it."""
     value = target.value
     if value.viewed or (value.op is not None and is_view(getattr(value.op, "__name__", ""))):
         raise Unrecorded("an edge tensor that others are views of is written in place")
@@ -201,7 +201,7 @@ def _write(target: Deferred, func, args: tuple, kwargs: dict) -> Any:
 
 
 def _check_passed(*trees: Any) -> None:
-    """Checks that the gradients of what was computed of edge tensors pass through them."""
+    """Checks that the gradients of values that were computed from edge tensors pass through these tensors."""
     if any(each.value.passed for each in deferred_in(trees)):
         raise Unrecorded("a gradient of an edge tensor is taken after something was computed of it")
 
@@ -215,7 +215,7 @@ def _dropout(x: Deferred, p: float = 0.5, training: bool = True, inplace: bool =
 
 
 def _write_inside(first, recorder, func, name: str, args: tuple, kwargs: dict) -> Any:
-    """Records a call with ``inplace``: its argument is what it returns from then on."""
+    """Records a call with ``inplace``: from then on its argument has the value of its result."""
     if type(first) is not Deferred or first.known is not None:
         raise Refused("a tensor is written in place")
     value = first.value
@@ -231,7 +231,7 @@ def _write_inside(first, recorder, func, name: str, args: tuple, kwargs: dict) -
 
 
 class _State(threading.local):
-    """What a thread does: whether values are recorded or computed now, and how many calls are being watched."""
+    """The state of a thread: whether the recorder is computing, and the number of calls that are watched."""
 
     at_work = False
     watched = 0
@@ -242,7 +242,7 @@ _state = _State()
 
 @contextlib.contextmanager
 def at_work() -> Iterator[None]:
-    """Nothing that is called in the block is a call of the layer's."""
+    """Marks a block whose calls are the recorder's own and not the layer's."""
     before, _state.at_work = _state.at_work, True
     try:
         yield
@@ -251,16 +251,16 @@ def at_work() -> Iterator[None]:
 
 
 def watched_calls() -> int:
-    """How many calls of this thread are watched, one in the other."""
+    """The number of nested calls of this thread that are watched."""
     return _state.watched
 
 
 class Watch(torch.overrides.TorchFunctionMode):
-    """Computes what was recorded before a tensor that it reads is written in place.
+    """Computes recorded values before a tensor that they read is written in place.
 
     Args:
-        recorder: of the call.
-        keep: called with a tensor that is going to be written.
+        recorder: the recorder of the call.
+        keep: called with each tensor that will be written.
     """
 
     def __init__(self, recorder, keep: Callable[[Tensor], None]):

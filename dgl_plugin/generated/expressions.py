@@ -1,8 +1,8 @@
-"""Values of edges as expressions: what a layer computes on a graph, recorded to be computed as one program.
+"""Expressions of edge values: a layer's computations on a graph, recorded to run as one program.
 
-A :class:`Value` is a node of such an expression: a leaf is a tensor with rows of sources, destinations or edges, or one
-without; others are ops on values. :func:`evaluate` computes values for any graph, so it is the function that a program
-is traced from, and what runs where there is no program.
+A :class:`Value` is a node of an expression. A leaf is a tensor with rows of sources, destinations or edges, or a tensor
+without rows; the others are ops on values. :func:`evaluate` computes values for any graph: programs are traced from it,
+and it runs where there is no program.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from edgeless.programs.front.spaces import traced_sizes
 
 from .._autocast import as_dgl_reads
 
-PRIMES = traced_sizes(one_set=False)  # by which the dimensions with rows are recognised
+PRIMES = traced_sizes(one_set=False)  # sizes that mark the dimensions of rows
 _COUNTS = {SOURCE: PRIMES.sources, DESTINATION: PRIMES.destinations, EDGE: PRIMES.edges}
 _MOST_KNOWN = 1 << 14
 _LOG, _DROP = logging.getLogger("torch._subclasses.fake_tensor"), logging.Filter("nothing")
 
 
 class Count(int):
-    """The number of rows of a space, or a multiple of it, as code outside sees it.
+    """The number of rows of a space, or a multiple of it, as the layer's code sees it.
 
     Attributes:
         kind: the space.
@@ -50,12 +50,12 @@ class Count(int):
 
 
 class GraphOp:
-    """An op that goes between nodes and edges, or draws by edge; equal ones have equal keys.
+    """An op that goes between nodes and edges, or draws random numbers by edge. Equal ops have equal keys.
 
     Args:
-        name: what it is.
+        name: the kind of op.
         compute: called with the :class:`Context` and the values.
-        options: what else tells two such ops apart.
+        options: the options that distinguish ops of one kind.
     """
 
     def __init__(self, name: str, compute: Callable, *options: Any):
@@ -80,16 +80,17 @@ class Value:
 
     Attributes:
         op: a function of torch, a :class:`GraphOp`, or None for a leaf.
-        args, kwargs: of the op, with values in them.
-        space: of a leaf, the space of its tensor.
-        tensor: of a leaf.
-        shape: with the sizes of :data:`PRIMES` where rows are.
-        dtype: of its elements.
+        args, kwargs: the arguments of the op, which may contain values.
+        space: the space of a leaf's tensor.
+        tensor: the tensor of a leaf.
+        shape: the shape, with the sizes of :data:`PRIMES` for rows.
+        dtype: the dtype of its elements.
         stopped: whether gradients end here.
         over_graph: whether it depends on rows of nodes.
         viewed: whether another value may be a view of it.
-        written: of a leaf, whether the expression writes into its tensor.
-        passed: whether what was computed of it does not lead to its own tensor, so that gradients do not pass there.
+        written: whether the expression writes into the leaf's tensor.
+        passed: whether it was an intermediate of a value that was computed, whose gradients therefore do not pass
+            through this value's own tensor.
     """
 
     __slots__ = (
@@ -107,14 +108,14 @@ class Value:
 
     @classmethod
     def leaf(cls, tensor: Tensor, space: str) -> Value:
-        """The value of a tensor, whose first dimension has the rows of a space."""
+        """The value of a tensor whose first dimension is the rows of a space."""
         shape = tuple(tensor.shape) if space == PARAMETER else (_COUNTS[space], *tensor.shape[1:])
         value = cls(None, shape=shape, dtype=tensor.dtype)
         value.space, value.tensor, value.over_graph = space, tensor, space in (SOURCE, DESTINATION)
         return value
 
     def settle(self, tensor: Tensor) -> None:
-        """Makes it a leaf, once its tensor is computed; of one that has no dimension of rows it is left as it is."""
+        """Makes the value a leaf after its tensor was computed, if its first dimension is the rows of one space."""
         dims = [(d, kind) for d, n in enumerate(self.shape) for kind, prime in _COUNTS.items() if n == prime]
         if len(dims) == 1 and len(self.rows) == 1:
             ((self.dim, self.space),) = dims
@@ -122,12 +123,12 @@ class Value:
             self.stopped = False
 
     def sizes(self, counts: dict[str, int]) -> tuple[int, ...]:
-        """Its shape where the spaces have these numbers of rows."""
+        """The value's shape if the spaces have these numbers of rows."""
         return tuple(_scaled(extent, counts) for extent in self.shape)
 
     @property
     def rows(self) -> frozenset[str]:
-        """The spaces that its dimensions have rows of."""
+        """The spaces whose rows are among the value's dimensions."""
         return _rows_of(self.shape)
 
 
@@ -154,7 +155,7 @@ def _values_in(args: Any) -> Iterable[Value]:
 
 
 def mapped(args: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Nested arguments with everything but tuples, lists, dictionaries and slices replaced."""
+    """Applies ``leaf`` to everything in nested arguments but tuples, lists, dictionaries and slices."""
     if isinstance(args, (tuple, list)) and not isinstance(args, torch.Size):
         return type(args)(mapped(a, leaf) for a in args) if type(args) in (tuple, list) else leaf(args)
     if isinstance(args, torch.Size):
@@ -173,10 +174,10 @@ _NUMBERS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.
 
 
 def constant_key(value: Any) -> Hashable:
-    """A key of an argument that is no value; equal keys mean the same to an op.
+    """A key of an argument that is no value; an op treats arguments with equal keys alike.
 
     Raises:
-        Refused: it is of another type than ops take.
+        Refused: the argument has a type that ops do not take.
     """
     if isinstance(value, Count):
         return Count, value.kind, value.times
@@ -224,7 +225,7 @@ def _computed(op: Any, args: tuple, kwargs: dict, device: torch.device) -> Any:
             return torch.empty(value.shape, dtype=value.dtype, device=device)
         return value.times * _COUNTS[value.kind] if isinstance(value, Count) else value
 
-    _LOG.addFilter(_DROP)  # torch logs the errors that are caught here
+    _LOG.addFilter(_DROP)  # torch logs errors that are caught here
     try:
         with FakeTensorMode(), torch.no_grad():
             given, named = mapped(args, stand_in), mapped(kwargs, stand_in)
@@ -240,7 +241,7 @@ def _computed(op: Any, args: tuple, kwargs: dict, device: torch.device) -> Any:
             if isinstance(result, (tuple, list)) and all(isinstance(r, Tensor) for r in result):
                 return [(tuple(r.shape), r.dtype) for r in result]
             return "an op on edges returns something else than tensors"
-    except Exception as error:  # it needs contents, or is an error for the real sizes too
+    except Exception as error:  # the op needs contents, or fails for the real sizes too
         return f"{_name(op)} over edges cannot be recorded, {type(error).__name__}: {str(error).strip()[:120]}"
     finally:
         _LOG.removeFilter(_DROP)
@@ -254,7 +255,7 @@ def _name(op: Any) -> str:
 
 
 def ordered(outputs: Sequence[Value]) -> list[Value]:
-    """The values that outputs depend on, each behind its inputs, and the outputs."""
+    """The outputs and the values that they depend on, each after its inputs."""
     order: list[Value] = []
     seen: set[int] = set()
     stack = [(value, False) for value in reversed(outputs)]
@@ -270,7 +271,7 @@ def ordered(outputs: Sequence[Value]) -> list[Value]:
 
 
 def structure_key(order: Sequence[Value], outputs: Sequence[Value], places: dict[int, int]) -> Hashable:
-    """A key of an expression without its tensors, whose places among the arguments are given by their leaves' ids."""
+    """A key of an expression without its tensors; ``places`` has the argument index of each leaf by its id."""
     index = {id(value): i for i, value in enumerate(order)}
 
     def of(value: Value) -> Hashable:
@@ -286,7 +287,7 @@ def structure_key(order: Sequence[Value], outputs: Sequence[Value], places: dict
 
 
 def compute_one(value: Value, context: Context, known: Callable[[Value], Any]) -> Any:
-    """The result of one op, its inputs' results being known."""
+    """Computes the result of one op; ``known`` gives the results of its inputs."""
 
     def real(arg):
         if isinstance(arg, Value):
@@ -333,7 +334,7 @@ def _fold(reduce: str) -> GraphOp:
 
 
 def reduced(context: Context, x: Tensor, reduce: str) -> Tensor:
-    """Messages ``[E, ...]`` reduced for each destination; 0 where there are none."""
+    """Reduces messages ``[E, ...]`` for each destination; destinations without edges get 0."""
     index, count = context.ends[1], context.sizes.destinations
     rows = index.view(-1, *[1] * (x.dim() - 1)).expand(x.shape)
     if reduce in ("max", "min"):
@@ -358,7 +359,7 @@ EDGE_SOFTMAX = GraphOp("edge_softmax", _softmax)
 
 
 def dropout(number: int, p: float) -> GraphOp:
-    """The dropout with this number in a call, whose mask is the same wherever it is computed."""
+    """The dropout with this number in a call; every program draws the same mask for it."""
     from edgeless.programs.front.ops import dropout_scale
 
     def compute(context: Context, x: Tensor) -> Tensor:
@@ -371,7 +372,7 @@ _BINARY = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div":
 
 
 def builtin(name: str) -> GraphOp:
-    """A built-in message function of DGL, such as ``"u_add_v"``, of the rows of nodes or edges that it names."""
+    """A built-in message function of DGL, such as ``"u_add_v"``, as an op on rows of nodes or edges."""
     return _BUILTINS.setdefault(name, GraphOp("builtin", lambda context, *rows: _builtin(context, name, *rows), name))
 
 

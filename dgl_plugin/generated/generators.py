@@ -1,4 +1,4 @@
-"""The random generators of a call, which a function that is called again must find as the first call did."""
+"""The states of the random generators at the start of a call, so that a function can be called again with them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Generators:
-    """The states of torch's generators of the CPU and of a device, to go back to."""
+    """The states of torch's generators of the CPU and of a device, which can be restored."""
 
     def __init__(self, device: torch.device):
         self._device, self._states = device, self._now(device)
@@ -17,12 +17,12 @@ class Generators:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
 
     def have_drawn(self) -> bool:
-        """Whether numbers were drawn since."""
+        """Whether random numbers were drawn since."""
         now = self._now(self._device)
         return any(not torch.equal(a, b) for a, b in zip(self._states, now))
 
     def restore(self) -> None:
-        """Sets the generators back."""
+        """Restores the states."""
         torch.set_rng_state(self._states[0])
         if len(self._states) > 1:
             torch.cuda.set_rng_state(self._states[1], self._device)

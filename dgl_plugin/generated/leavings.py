@@ -1,4 +1,4 @@
-"""What a recorded call leaves behind beside its result: features of graphs, and attributes of the layer."""
+"""Side effects of a recorded call: features of graphs and attributes of the layer that hold deferred tensors."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OF_TORCH = frozenset(torch.nn.Module().__dict__)
 
 
 def finish(recorder, made, graph, result: Any) -> Any:
-    """Computes what leaves a call, and returns its result with tensors and the caller's graph in it.
+    """Computes the deferred tensors that outlive the call, and returns the result with tensors and the caller's graph.
 
     Args:
-        recorder: of the call.
+        recorder: the recorder of the call.
         made: the stand-in that the layer got for ``graph``.
     """
     held = [place for module in recorder.layer.modules() for place in _held(_own(module), set())]
@@ -29,7 +29,7 @@ def finish(recorder, made, graph, result: Any) -> Any:
     frames = [frame for g in graphs for frame in (*g._node_frames, *g._edge_frames)]
     columns = [column.storage for column in deferred_columns(frames)]
     recorder.compute_at_end([*deferred_in(result), *columns, *(v for v in values if type(v) is Deferred)])
-    recorder.compute_all()  # what only the module's own objects have, such as closures
+    recorder.compute_all()  # deferred tensors that only other objects hold, such as closures
     compute_frames(frames)
     for container, key in held:
         value = container[key]
@@ -43,7 +43,7 @@ def finish(recorder, made, graph, result: Any) -> Any:
 
 
 def _become_plain(made: RecordedGraph, graph: DGLGraph) -> None:
-    """Gives a copy of a stand-in the class of the caller's graph, which records if an outer layer's call does."""
+    """Gives a copy of a stand-in the class of the caller's graph, which may be a stand-in of an outer layer's call."""
     made.__class__ = type(graph)
     if isinstance(graph, RecordedGraph):
         made._recorder = graph._recorder
@@ -56,7 +56,7 @@ def _own(module: torch.nn.Module) -> Iterator[tuple[dict, str]]:
 
 
 def _held(places: Iterator[tuple[Any, Any]], seen: set[int]) -> Iterator[tuple[Any, Any]]:
-    """The places of deferred tensors and graphs in nested lists and dictionaries, as containers and keys."""
+    """Finds deferred tensors and graphs in nested lists and dictionaries; yields (container, key)."""
     for container, key in places:
         value = container[key]
         if type(value) is Deferred or isinstance(value, DGLGraph):

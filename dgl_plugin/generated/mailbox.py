@@ -1,7 +1,7 @@
-"""Functions of a mailbox, recorded: what they reduce becomes reductions of all edges.
+"""Records functions of a mailbox: their reductions over messages become reductions over all edges.
 
-DGL calls such a function once for all nodes of one degree, with messages ``[nodes, degree, ...]``. Here it is called
-once with a :class:`Mail` in place of each tensor, whose first two dimensions stand for all nodes and for their edges.
+DGL calls such a function once for all nodes of one degree, with messages ``[nodes, degree, ...]``. Here the function is
+called once, with a :class:`Mail` for each tensor, whose first two dimensions represent all nodes and their edges.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _MASK = GraphOp("with_edges", lambda _, x, mask: torch.where(mask.view(-1, *[1] 
 
 
 def reduced_by_mailbox(graph, recorder, messages: Mapping, function) -> dict[str, Any]:
-    """What a function of nodes with a mailbox returns for all nodes; nodes without edges get zeros.
+    """Calls a function of nodes with a mailbox for all nodes at once; nodes without edges get zeros.
 
     Raises:
-        Refused: it does what is not recorded.
+        Refused: the function calls something that is not recorded.
     """
     given = {name: Mail(recorder, recorder.leaf(data, EDGE), _EDGES) for name, data in messages.items()}
     generators = Generators(recorder.device)
@@ -36,7 +36,7 @@ def reduced_by_mailbox(graph, recorder, messages: Mapping, function) -> dict[str
     except Refused:
         generators.restore()
         raise
-    except Exception as error:  # the stock method raises it, if it is the function's
+    except Exception as error:  # the stock method raises it too, if it is the function's error
         generators.restore()
         raise Refused(f"a function of a mailbox fails, {type(error).__name__}: {str(error)[:120]}") from error
     if generators.have_drawn():
@@ -56,7 +56,7 @@ def reduced_by_mailbox(graph, recorder, messages: Mapping, function) -> dict[str
     return found
 
 
-# What a Mail's value has a row for: a message; a node, with the dimension of its messages; a node without it.
+# The rows of a Mail's value: messages; nodes, with a dimension for their messages; nodes, without that dimension.
 _EDGES, _KEPT, _NODES = "message", "node, kept", "node"
 
 
@@ -64,9 +64,9 @@ class Mail:
     """A tensor in a function of a mailbox.
 
     Args:
-        recorder: what records.
-        value: its expression, with rows of edges or destinations.
-        kind: how the value's dimensions are the tensor's.
+        recorder: the recorder of the call.
+        value: the expression, with rows of edges or destinations.
+        kind: which dimensions of the tensor the value has.
     """
 
     def __init__(self, recorder, value: Value, kind: str):
@@ -81,14 +81,14 @@ class Mail:
     device = property(lambda self: self.recorder.device)
 
     def size(self, dim: Optional[int] = None):
-        """The extent of a dimension; that of the messages is a :class:`Degree`."""
+        """The extent of a dimension; for the dimension of the messages it is a :class:`Degree`."""
         if dim is None:
             return self.shape
         dim += self.dim() if dim < 0 else 0
         if dim == 0:
             raise Refused("the number of nodes of one degree is read")
         if dim == 1 and self.kind != _NODES:
-            # Of nodes without messages nothing is kept, so a number that is finite will do.
+            # Results of nodes without messages are dropped, so any finite value will do.
             return Degree(self.recorder, self.recorder.in_degrees().clamp(min=1).double()) if self.kind == _EDGES else 1
         return self.value.shape[dim - (self.kind != _NODES)]
 
@@ -135,7 +135,7 @@ class _Shape:
 
 
 class Degree:
-    """The number of messages of a node, of which NumPy's and Python's arithmetic makes other numbers."""
+    """The number of messages of each node. Arithmetic of NumPy and Python with it gives such numbers again."""
 
     def __init__(self, recorder, numbers: Tensor):
         self.recorder, self.numbers = recorder, numbers  # float64 [nodes]
@@ -174,7 +174,7 @@ def _arithmetic(function, a, b):
 
 
 class _Nodes:
-    """All nodes, for a function of them with a mailbox."""
+    """A batch of all nodes, the argument of a function of nodes with a mailbox."""
 
     def __init__(self, graph, recorder, mailbox: dict[str, Mail]):
         self.mailbox, self.data = mailbox, _Data(graph.dstdata, recorder)
@@ -231,7 +231,7 @@ def _record(name: str, func, args: tuple, kwargs: dict) -> Any:
 
 
 def _item_dim(mail: Mail, dim: int) -> int:
-    """A dimension behind the nodes' and the messages', as one of the value."""
+    """The value's dimension for a dimension of the tensor behind those of the nodes and the messages."""
     first = 1 if mail.kind == _NODES else 2
     if dim < first:
         raise Refused("the dimensions of a mailbox's nodes or messages change")
@@ -247,7 +247,7 @@ def _reduction(name: str, func, mail: Mail, dim=None, keepdim: bool = False) -> 
         raise Refused(f"{name} over several dimensions of a mailbox is not recorded")
     dim += mail.dim() if dim < 0 else 0
     if dim == 1 and mail.kind == _EDGES:
-        if not mail.dtype.is_floating_point:  # torch sums them in another type
+        if not mail.dtype.is_floating_point:  # torch sums integers in another dtype
             raise Refused(f"{name} of messages of {mail.dtype} is not recorded")
         value = mail.recorder.value(FOLD[_REDUCTIONS[name]], (mail.value,), {})
         found = Mail(mail.recorder, value, _KEPT if keepdim else _NODES)
@@ -258,7 +258,7 @@ def _reduction(name: str, func, mail: Mail, dim=None, keepdim: bool = False) -> 
 
 
 class _Extremum:
-    """The result of ``max(dim=1)``, whose indices nobody can read."""
+    """The result of ``max(dim=1)``, whose indices cannot be read."""
 
     def __init__(self, values: Mail):
         self.values = values

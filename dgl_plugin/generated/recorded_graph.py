@@ -1,7 +1,7 @@
-"""The graph that a layer gets in place of its own while a :class:`Recorder` records what it computes.
+"""The stand-in for a graph that a layer gets while a :class:`Recorder` records its computations.
 
-It has the graph's structure, its features and all its methods. What ``apply_edges()``, ``update_all()`` and
-``edge_softmax()`` compute of all edges is deferred; everything else is done at once.
+It has the graph's structure, its features and all its methods. ``apply_edges()``, ``update_all()`` and
+``edge_softmax()`` over all edges are deferred; everything else runs at once.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _PAIRS = {0: "u", 1: "v", 2: "e"}
 
 
 class RecordedGraph:
-    """Mixin before DGLGraph or DGLBlock; :func:`recorded` makes its instances."""
+    """Mixin that precedes DGLGraph or DGLBlock; :func:`recorded` makes its instances."""
 
     _recorder: Optional[Recorder] = None
 
     def apply_edges(self, func, edges=ALL, etype=None):
-        """The stock method, deferred where it computes values of all edges."""
+        """The stock method, deferred if it runs over all edges."""
         if not self._records() or not is_all(edges):
             self._compute()
             return super().apply_edges(func, edges, etype)
@@ -72,7 +72,7 @@ class RecordedGraph:
         self._set_n_repr(destination, ALL, data)
 
     def _records(self) -> bool:
-        """Whether it still has the edges of the call."""
+        """Whether the graph still has the edges of the call, and so records."""
         recorder = self._recorder
         return recorder is not None and self._graph is recorder.index and not recorder.ended
 
@@ -85,7 +85,7 @@ class RecordedGraph:
         return [*self._node_frames, *self._edge_frames]
 
     def _compute(self) -> None:
-        """Computes what is deferred in its features."""
+        """Computes the deferred tensors among its features."""
         compute_frames(self._frames())
 
     def _operand(self, letter: str, field: str):
@@ -130,13 +130,13 @@ def compute_frames(frames: list) -> None:
 
 
 def deferred_columns(frames: list) -> list:
-    """The columns of features whose tensors are deferred."""
+    """The columns of frames that hold deferred tensors."""
     columns = [column for frame in frames for column in frame._columns.values()]
     return [column for column in columns if type(getattr(column, "storage", None)) is Deferred]
 
 
 class _Edges(EdgeBatch):
-    """All edges, for a function of them."""
+    """A batch of all edges, the argument of a function of edges."""
 
     def __init__(self, graph: RecordedGraph, recorder: Recorder):
         self._of, self._recorder = graph, recorder
@@ -186,7 +186,7 @@ class _OwnRows(_Rows):
 
 
 _CLASSES: dict[type, type] = {}
-# Stand-ins of graphs that are not in use. A graph has the same one in every call, since modules keep things by id(g).
+# Graph -> its stand-ins that are not in use. Calls get the same one, since modules key things by the graph's id().
 _idle: weakref.WeakKeyDictionary[Any, list[RecordedGraph]] = weakref.WeakKeyDictionary()
 
 
@@ -198,7 +198,7 @@ def recorded(graph, recorder: Recorder):
             _CLASSES[cls] = type(cls.__name__, (RecordedGraph, cls), {"__module__": cls.__module__})
         cls = _CLASSES[cls]
     try:
-        made = _idle.get(graph, []).pop()  # or another thread has it
+        made = _idle.get(graph, []).pop()  # raises if another thread uses it
     except IndexError:
         made = cls.__new__(cls)
     made.__dict__ = dict(graph.__dict__)
@@ -207,14 +207,14 @@ def recorded(graph, recorder: Recorder):
 
 
 def hand_over(made, graph) -> None:
-    """What was done to a stand-in that is no feature, such as edges that were added, is done to the graph."""
+    """Copies changes of a stand-in other than features to the graph, such as edges that were added."""
     for name, value in made.__dict__.items():
         if name != "_recorder" and graph.__dict__.get(name) is not value:
             graph.__dict__[name] = value
 
 
 def put_back(made, graph) -> None:
-    """Makes a stand-in the graph itself to whoever still has it, and keeps it for the next call."""
+    """Makes a stand-in behave as the graph itself for objects that still hold it, and keeps it for the next call."""
     made.__class__, made.__dict__ = type(graph), graph.__dict__
     _idle.setdefault(graph, []).append(made)
 
@@ -222,12 +222,12 @@ def put_back(made, graph) -> None:
 # DGL's functions of tensors -----------------------------------------------------------------------------------------
 
 
-_originals: list[Any] = []  # torch's own method, once for each call that is being recorded
+_originals: list[Any] = []  # torch's own method, once for each nested recorded call
 
 
 @contextlib.contextmanager
 def custom_functions() -> Iterator[None]:
-    """Functions of autograd's get tensors in place of deferred ones; a softmax over in-edges is recorded."""
+    """Gives functions of autograd computed tensors instead of deferred ones, and records a softmax over in-edges."""
     function = torch.autograd.Function
     with _modes._PATCH:
         _originals.append(_originals[0] if _originals else function.__dict__["apply"])
@@ -254,7 +254,7 @@ def _applied(original):
 
 
 def softmax_of_edges(index, logits, eids=ALL, norm_by: str = "dst"):
-    """The softmax of deferred logits over the in-edges of every destination, or None where it is not recorded."""
+    """Records the softmax of deferred logits over the in-edges of each destination; None if it cannot be recorded."""
     if type(logits) is not Deferred or logits.known is not None or not is_all(eids) or norm_by != "dst":
         return None
     if index is not logits.recorder.index or logits.value.shape[0] != PRIMES.edges:

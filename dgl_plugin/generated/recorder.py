@@ -1,6 +1,6 @@
-"""Records what one call of a layer computes on the edges of a graph, and computes it as programs.
+"""Records the computations of one call of a layer on the edges of a graph, and runs them as programs.
 
-Where no program may or can run, the recorded ops run by DGL's own functions over all edges.
+Where a program may not or cannot run, DGL's own functions compute the recorded ops over all edges.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Recorder:
     Args:
         layer: the layer.
         graph: the DGLGraph or block of the call.
-        handle: its :class:`edgeless.Graph`.
+        handle: the graph as an :class:`edgeless.Graph`.
         choice: the value of ``EDGELESS_GENERATE``.
 
     Attributes:
         counts: the numbers of sources, destinations and edges.
         ran: the programs that ran.
-        refused: why others did not.
-        ended: whether the call is over, after which nothing is recorded any more.
+        refused: the reasons why other programs did not run.
+        ended: whether the call has ended, after which nothing is recorded.
     """
 
     def __init__(self, layer, graph, handle, choice: str):
@@ -48,10 +48,11 @@ class Recorder:
         self.sizes = Sizes(handle.num_src, handle.num_dst, handle.num_edges)
         self.ran: list[Any] = []
         self.ended = False
-        self.refused: dict[str, bool] = {}  # whether for good
+        self.refused: dict[str, bool] = {}  # reason -> whether it holds for every call of the form
         self._leaves: dict[tuple[int, str], Value] = {}
         self._alive: dict[int, weakref.ref] = {}
-        self._norms: list[tuple[Value, Tensor]] = []  # not yet computed, with the statistics that they write
+        # Norms that are not computed yet, with the statistics that they write.
+        self._norms: list[tuple[Value, Tensor]] = []
         self.dropouts, self._seed, self._context = 0, None, None
         self._degrees: Optional[Tensor] = None
         self.grad, self._autocast = torch.is_grad_enabled(), _autocast_state(self.device)
@@ -59,10 +60,10 @@ class Recorder:
     # Recording -------------------------------------------------------------------------------------------------------
 
     def leaf(self, tensor: Tensor, space: str) -> Value:
-        """The value of rows of a space, or of a tensor without rows.
+        """The value of a tensor with rows of a space, or without rows.
 
         Raises:
-            Refused: it has another number of rows.
+            Refused: the tensor has another number of rows.
         """
         if not isinstance(tensor, Tensor):
             raise Refused(f"a feature is a {type(tensor).__name__}")
@@ -81,20 +82,20 @@ class Recorder:
         return found
 
     def defer(self, value: Value) -> Deferred:
-        """The tensor of a value."""
+        """The deferred tensor of a value."""
         made = Deferred(self, value)
         self._alive[id(made)] = weakref.ref(made)
         return made
 
     def apply(self, op, *args: Value) -> Deferred:
-        """The tensor of an op of graphs."""
+        """The deferred tensor of a :class:`GraphOp` on values."""
         return self.defer(self.value(op, args, {}))
 
     def value(self, op, args: tuple, kwargs: dict) -> Value:
-        """The value of an op.
+        """The value of an op on arguments.
 
         Raises:
-            Refused: it cannot be recorded.
+            Refused: the op cannot be recorded.
         """
         shape, dtype = expressions.results_of(op, args, kwargs, self.device)
         return Value(op, args, kwargs, shape, dtype, self.grad and not torch.is_grad_enabled())
@@ -106,14 +107,14 @@ class Recorder:
         return self._degrees
 
     def rows_at_edges(self, tensor: Tensor, end: str) -> Deferred:
-        """Rows of nodes at an end of each edge."""
+        """The rows of nodes gathered to one end of each edge."""
         return self.apply(GATHER[end], self.leaf(tensor, end))
 
     def record(self, func, name: str, args: tuple, kwargs: dict) -> Any:
-        """The deferred results of a call of torch's.
+        """Records a call of a function of torch and returns its deferred results.
 
         Raises:
-            Refused: it cannot be recorded.
+            Refused: the call cannot be recorded.
         """
         given = [a for a in deferred_in((args, kwargs)) if a.known is None]
         if not given or any(a.recorder is not self for a in given) or _autocast_state(self.device) != self._autocast:
@@ -148,12 +149,14 @@ class Recorder:
         return made[0] if isinstance(found, tuple) else tuple(made)
 
     def _is_apart(self, rows: Any) -> bool:
-        """Whether a linear map of rows is an op of its own, since several walks would compute it."""
+        """Whether torch computes a linear map of edge rows as an op of its own, since several walks would compute it
+        again.
+        """
         wide = isinstance(rows, Value) and not rows.over_graph and rows.shape[-1] >= computing.WIDE
         return wide and self.choice == "auto" and self.device.type == "cpu" and self.layer in computing.apart
 
     def dropout(self, x: Deferred, p: float) -> Deferred:
-        """Dropout with a mask that is the same wherever it is computed."""
+        """Records dropout; every program draws the same mask for it."""
         if x.value.shape[0] != expressions.PRIMES.edges:
             raise Refused("dropout is applied to something else than rows of edges")
         self.dropouts += 1
@@ -161,7 +164,7 @@ class Recorder:
             return self.apply(expressions.dropout(self.dropouts, float(p)), x.value)
 
     def _as_values(self, name: str, args: Any, kind: str) -> Any:
-        """Arguments with values in place of tensors."""
+        """Replaces tensors in arguments by values."""
         edges = self.counts[kind]
 
         def value(arg):
@@ -178,7 +181,7 @@ class Recorder:
         args = expressions.mapped(args, value)
         if name in ("view", "reshape", "expand") and isinstance(args, tuple):
             sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
-            if any(isinstance(n, expressions.Count) for n in sizes[1:]):  # another number that is equal to it
+            if any(isinstance(n, expressions.Count) for n in sizes[1:]):  # another number that equals a prime
                 sizes = [n if i == 0 else (int(n) if n == edges else n) for i, n in enumerate(sizes)]
                 args = (args[0], *sizes)
         return args
@@ -203,7 +206,7 @@ class Recorder:
             self._norms.append((value, mean.tensor))
 
     def _note_written(self, order: Sequence[Value]) -> None:
-        """Statistics are updated by the first computation of a norm."""
+        """Lets the first computation of a norm update its statistics."""
         done = {id(value) for value in order}
         for value, _ in self._norms:
             if id(value) in done:
@@ -218,13 +221,13 @@ class Recorder:
         return self.grad and any(each.op is None and each.tensor.requires_grad for each in expressions.ordered([value]))
 
     def tensor_of(self, deferred: Deferred) -> Tensor:
-        """The tensor that a deferred one stands for."""
+        """Computes a deferred tensor."""
         if deferred.known is None:
             self.compute([deferred])
         return deferred.known
 
     def before_write(self, tensor: Tensor) -> None:
-        """Computes what was recorded, if it may read the tensor, which is going to be written."""
+        """Computes the recorded values if they may read a tensor, before it is written."""
         if type(tensor) is Deferred:
             if tensor.known is None:
                 return
@@ -247,7 +250,7 @@ class Recorder:
         return [made for made in found if made is not None and made.known is None]
 
     def compute_all(self) -> None:
-        """Computes everything that was recorded and that somebody still has, and writes statistics of norms."""
+        """Computes all recorded values that are still referenced, and writes statistics of norms."""
         pending = self._pending()
         norms = [self.defer(value) for value, _ in self._norms]
         if pending or norms:
@@ -255,16 +258,18 @@ class Recorder:
         self._leaves.clear()
 
     def compute_at_end(self, deferred: Sequence[Deferred]) -> None:
-        """Computes what leaves the call, and writes statistics of norms, in one program if there can be one."""
+        """Computes the tensors that leave the call and writes statistics of norms, in one program if possible."""
         norms = [self.defer(value) for value, _ in self._norms]
         self.compute([*deferred, *norms])
 
     def compute(self, deferred: Sequence[Deferred]) -> None:
-        """Computes tensors; with one of nodes, all of nodes that are waiting."""
+        """Computes deferred tensors. If one has rows of nodes, all pending tensors with rows of nodes are computed with
+        it.
+        """
         for made in deferred:
-            if made.recorder is not self:  # of a layer that calls this one, whose graph may be another
+            if made.recorder is not self:  # it belongs to a layer that calls this one, perhaps with another graph
                 made.recorder.tensor_of(made)
-            elif made.known is None and made.value.op is None:  # it is the tensor of the caller's
+            elif made.known is None and made.value.op is None:  # it is the caller's tensor
                 made.known = made.value.tensor
         wanted = {id(made): made for made in deferred if made.known is None}
         if any(EDGE not in made.value.rows for made in wanted.values()):
@@ -302,7 +307,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _as_recorded(self):
-        """Gradients and autocast as they were when the call began."""
+        """Restores the modes of gradients and autocast as they were when the call began."""
         with contextlib.ExitStack() as stack:
             if torch.is_grad_enabled() != self.grad:
                 stack.enter_context(torch.set_grad_enabled(self.grad))
@@ -318,7 +323,7 @@ class Recorder:
         return self._seed
 
     def context(self) -> Context:
-        """The graph as ops on all edges take it."""
+        """The graph for ops over all edges."""
         if self._context is None:
             ends = self.handle.edge_index()
             ids = torch.arange(self.counts[EDGE], device=self.device)
@@ -328,7 +333,7 @@ class Recorder:
         return self._context
 
     def fold(self, message: Value, reduce: str) -> Deferred:
-        """Messages reduced for each destination."""
+        """Records the reduction of messages for each destination."""
         return self.apply(FOLD[reduce], message)
 
 

@@ -24,13 +24,13 @@ _NUMBERS = {nn.Dropout: "p", nn.LeakyReLU: "negative_slope"}
 
 
 class DGLLayer(FusedLayer):
-    """Mixin before the upstream class: keeps its parameters and options, and fuses its message passing.
+    """Mixin that precedes the upstream class, keeps its parameters and options, and fuses its message passing.
 
     The upstream layer raises DGLError for a graph with zero-in-degree nodes unless ``allow_zero_in_degree``. Such a
     call counts as unsupported here, so that the upstream layer raises. The graph caches whether it has such nodes.
     """
 
-    # Submodules that the kernel replaces, and the class that each must have for that.
+    # Submodules that the kernel replaces -> the class that each must have.
     _taken_over: tuple[tuple[str, type], ...] = ()
     # Methods of the upstream layer that its forward calls and the kernel replaces.
     _steps: tuple[Callable, ...] = ()

@@ -1,4 +1,4 @@
-"""One call of a generated layer's ``propagate()`` or ``edge_updater()``: as a program, or by the stock method."""
+"""Runs one call of a generated layer's ``propagate()`` or ``edge_updater()``, as a program or by the stock method."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ONE_TENSOR = pytree.tree_flatten(torch.empty(0))[1]
 
 
 class NoProgram(Refused):
-    """A refusal that holds for every call of its kind."""
+    """Raised where no call with this key can be a program."""
 
 
 def run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
@@ -100,12 +100,12 @@ def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, s
 
 
 def _may_be_deferred(edge_index) -> bool:
-    """Whether an ``edge_updater()`` of a graph may be left for later; on CUDA, where it was not measured, not yet."""
+    """Whether an ``edge_updater()`` may be deferred. By default it may not on CUDA, where that was not measured."""
     return type(edge_index) is Tensor and (edge_index.device.type != "cuda" or generate_choice() != "auto")
 
 
 def _run_joined(layer, names, edge_index, kwargs: dict) -> Any:
-    """A ``propagate()`` with the calls of ``edge_updater()`` whose values it is given, as one program."""
+    """Runs a ``propagate()`` and the calls of ``edge_updater()`` whose values it gets, as one program."""
     parts: list[edge_values.Pending] = []
     values = {}
     for name, value in kwargs.items():
@@ -116,7 +116,7 @@ def _run_joined(layer, names, edge_index, kwargs: dict) -> Any:
     for part in parts:
         if part.values is not None or not part.is_unchanged():
             raise Refused("values of edges are computed before")
-        if part.program.draws and (part.joined or len(parts) > 1):  # a seed makes the numbers of one program
+        if part.program.draws and (part.joined or len(parts) > 1):  # a seed gives equal masks only within one program
             raise Refused("values of edges with dropout are used again")
     joined = join_arguments(kwargs, parts, values, names, layer._edge_user_args)
     known = recall(layer, "joined", edge_index, joined, PROGRAMS, [part.program for part in parts])
@@ -139,7 +139,7 @@ def _run_joined(layer, names, edge_index, kwargs: dict) -> Any:
 
 
 def _is_tiny(edge_index) -> bool:
-    """Whether it is plain without a closer look that the stock method runs: looking takes time, and there it counts."""
+    """Whether the stock method certainly runs, so that a small call need not take the time of the other checks."""
     return (
         type(edge_index) is Tensor
         and edge_index.size(-1) < worth.TINY
@@ -193,20 +193,20 @@ def run_call(
     width: int = 1,
     parts=(),
 ) -> Any:
-    """Runs a call as a program; returns the stock method's result.
+    """Runs a call as a program, and returns what the stock method would return.
 
     Args:
-        given: the edges as the layer has got them.
+        given: the edges as the layer got them.
         edge_index: the edges as a tensor.
-        make: makes the :class:`Call` from the number of edges.
+        make: a function from the number of edges to the :class:`Call`.
         written_size: the argument ``size`` as it was given.
-        defer: of a call of ``edge_updater()``, puts it off and returns its values to be, or None.
-        width: the most numbers that the layer has had for an edge elsewhere.
-        parts: the calls of ``edge_updater()`` that are joined with this one.
+        defer: for a call of ``edge_updater()``, a function that defers it and returns its :class:`EdgeValue`, or None.
+        width: the elements per edge of a call of the layer that this one may become a part of.
+        parts: the deferred calls of ``edge_updater()`` that are joined with this one.
 
     Raises:
-        NoProgram: no call of this kind has a program.
-        Refused: this one runs by the stock method.
+        NoProgram: no call with this key can be a program.
+        Refused: this call has to run by the stock method.
     """
     choice, num_edges = generate_choice(), edge_index.size(1)
     if step == "forward":
@@ -228,12 +228,12 @@ def run_call(
         raise Refused("a tensor was made in inference mode, which keeps it from being saved for gradients")
     if parts and not all(_is_as_deferred(call, part) for part in parts):
         raise Refused("the layer has changed since its edge_updater() was called")
-    if step == "propagate" and not updates_edges(layer):  # whose values by edge are part of the program otherwise
+    if step == "propagate" and not updates_edges(layer):  # otherwise its edge values are part of the program
         known_forwards.notice(layer, call)
     remembering = Remembering(call, layer, step, "joined" if parts else step)
     key = remembering.key()
     if key not in PROGRAMS:
-        if torch._C._len_torch_dispatch_stack():  # of a capture, which would watch the tracer
+        if torch._C._len_torch_dispatch_stack():  # the mode of a capture, which would watch the tracer
             raise Refused(SEEN)
         if choice == "auto" and not looks_ahead():
             worth.refuse_early(layer, num_edges, kwargs, call.device, width)
@@ -268,13 +268,13 @@ def run_call(
 
 
 def _is_as_deferred(call: JoinedCall, part: edge_values.Pending) -> bool:
-    """Whether a pending call of ``edge_updater()`` would have the same program now, for the same state."""
+    """Whether a deferred call of ``edge_updater()`` would still have the same program and the same state."""
     alone = call.alone(part)
     return PROGRAMS.known(alone.key()) is part.program and part.has_state(alone.tensors[alone.first_own :])
 
 
 def may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict, width: int = 1) -> bool:
-    """Whether a program that is known runs on a graph; if not, the long way says why."""
+    """Whether a recalled program may run on a graph. If not, the full checks of a call find the reason."""
     program, num_edges = recalled.program, graph.num_edges
     approved = num_edges, graph.index_dtype
     if recalled.approved == approved and not program.needs_last:
@@ -287,7 +287,7 @@ def may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict
         check_graph(program, graph, recalled.choice, width)
     except Refused:
         return False
-    if program.landing is not None or program.ready(graph):  # what is compiled now stays so
+    if program.landing is not None or program.ready(graph):  # compiled code stays compiled
         recalled.approved = approved
     return True
 
@@ -310,7 +310,7 @@ def _check_state(layer, step: str, choice: str) -> None:
 
 
 def results(layer, tensors: list[Tensor], program, values: list[Tensor]) -> Any:
-    """The stock method's result; buffers and attributes that it writes are written."""
+    """Makes the stock method's result of a program's values, and writes the buffers and attributes that it writes."""
     structure, writes = program.form
     write_back(program, tensors, values)
     if writes:

@@ -1,8 +1,7 @@
 """Layers whose ``propagate()`` the generator runs: PyG's that have no kernels of their own, and users'.
 
-:class:`GeneratedLayer` stands before a layer's class and replaces its ``propagate()`` and ``edge_updater()``. Each call
-runs as a program of :mod:`edgeless.programs`, or as the stock method wherever that is not surely right or would be
-slower.
+:class:`GeneratedLayer` precedes a layer's class and replaces its ``propagate()`` and ``edge_updater()``. Each call runs
+as a program of :mod:`edgeless.programs`, or as the stock method where a program might be wrong or slower.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ class GeneratedLayer(GeneratedMixin, Scriptable):
         return run_step(self, "propagate", self._user_args, edge_index, args, kwargs)
 
     def edge_updater(self, edge_index, *args, **kwargs):
-        """The stock method's result, of which nothing but the result itself has a row for each edge."""
+        """The stock method's result. No other tensor with a row for each edge is allocated where a program can run."""
         return run_step(self, "edge_updater", self._edge_user_args, edge_index, args, kwargs)
 
     def forward(self, *args, **kwargs):
-        """The stock forward, whose tensors by edge are not written where it runs as a program."""
+        """The stock forward. Where it runs as a program, its edge tensors are not allocated."""
         if type(known_forwards.LAYERS.get(self)) is str or known_forwards.STATE.traced or compiling():
             return super().forward(*args, **kwargs)
         return forwards.run(self, super().forward, args, kwargs)
 
     def _recorded_calls(self, inputs: tuple, kwargs: dict) -> list:
         calls = super()._recorded_calls(inputs, kwargs)
-        if updates_edges(self):  # whose calls know how wide the propagate() of the one before was
+        if updates_edges(self):  # a call knows the width of the propagate() before, so the second one decides
             calls = super()._recorded_calls(inputs, kwargs)
-        if known_forwards.runs_whole(self):  # from the next call on
+        if known_forwards.runs_whole(self):  # it does from the next call on
             calls = super()._recorded_calls(inputs, kwargs)
         return calls
 
@@ -83,7 +82,7 @@ class GeneratedLayer(GeneratedMixin, Scriptable):
 
 
 class _MessagePassingType(type):
-    """PyG's own layers, and ours with kernels, are instances of our MessagePassing as well."""
+    """Makes PyG's own layers, and ours with kernels, instances of our MessagePassing as well."""
 
     def __instancecheck__(cls, instance) -> bool:
         if cls.__dict__.get("_is_base"):
@@ -97,10 +96,10 @@ class _MessagePassingType(type):
 
 
 class MessagePassing(GeneratedLayer, stock.MessagePassing, metaclass=_MessagePassingType):
-    """The base of users' layers, :class:`torch_geometric.nn.MessagePassing` in all but how messages are computed.
+    """Base class for users' layers: :class:`torch_geometric.nn.MessagePassing` with generated messages.
 
-    A class of a user's runs without an edge tensor where its ``message()``, ``aggregate()`` and ``update()`` can be
-    traced; ``edgeless.explain(layer, *inputs)`` says whether, and if not, why.
+    A user's class runs without an edge tensor where its ``message()``, ``aggregate()`` and ``update()`` can be traced;
+    ``edgeless.explain(layer, *inputs)`` says whether they can, and why not.
     """
 
     _is_base = True
@@ -111,11 +110,11 @@ _CLASSES = GeneratedClasses(GeneratedLayer)
 
 
 def generated_class(cls: type, module: Optional[str] = None) -> type:
-    """The class that is ``cls`` with :class:`GeneratedLayer` before it; the same one every time.
+    """The class with the bases :class:`GeneratedLayer` and ``cls``; the same class every time.
 
     Args:
         cls: a subclass of PyG's MessagePassing.
-        module: the module that shows the class; by default that of ``cls``.
+        module: the ``__module__`` of the class; by default that of ``cls``.
     """
     return _CLASSES.of(cls, module)
 

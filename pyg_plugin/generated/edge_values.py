@@ -1,8 +1,8 @@
-"""What ``edge_updater()`` returns to a layer's forward until somebody reads it.
+"""Deferred results of ``edge_updater()``.
 
-While a layer is called, its ``edge_updater()`` gives :class:`EdgeValue`. Where the forward passes one to
-``propagate()``, both steps run as one program and no tensor has the values. Whoever reads one otherwise, or gets it
-from the call, has it computed by the program of ``edge_updater()`` alone.
+During a call of a layer, ``edge_updater()`` returns :class:`EdgeValue` tensors without contents. If the forward passes
+one to ``propagate()``, both steps run as one program, and the values are never in a tensor. If it is read in any other
+way, or is a result of the layer, the program of ``edge_updater()`` alone computes it.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _INFO = {
 }
 _OF_GRADIENTS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad"))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_computing: weakref.WeakSet = weakref.WeakSet()  # layers that read their values in a way that cannot be followed
-_known: weakref.WeakSet = weakref.WeakSet()  # layers whose calls have been followed to the end
+_computing: weakref.WeakSet = weakref.WeakSet()  # layers that read edge values in a way that Python cannot observe
+_known: weakref.WeakSet = weakref.WeakSet()  # layers of which a call has been observed to its end
 _buffers: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()
 _widths: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _described: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class Unread(RuntimeError):
-    """Values are read in a way in which they cannot be computed at that time."""
+    """Raised if edge values are read where they cannot be computed."""
 
 
 class EdgeValue(Tensor):
-    """A tensor with a row for each edge that is computed when it is read.
+    """A tensor with a row for each edge, which is computed when it is read.
 
     Attributes:
-        pending: the call that it is a result of.
-        place: which result it is.
+        pending: the call whose result it is.
+        place: its index among the results of the call.
     """
 
     pending: Pending
@@ -63,7 +63,7 @@ class EdgeValue(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        """An op that no Python function was called for, above which autograd has seen no gradient."""
+        """Handles an op that was called from C++, so that autograd has not recorded it."""
         if torch.is_grad_enabled() and any(value.known().requires_grad for value in _values_in((args, kwargs))):
             _refuse(f"{func} reads values of edges that edge_updater() has not computed")
         args, kwargs = computed((args, kwargs or {}))
@@ -81,7 +81,7 @@ class EdgeValue(Tensor):
         return func(*args, **kwargs)
 
     def known(self) -> Tensor:
-        """The tensor, which is computed if it has not been."""
+        """Returns the tensor, after computing it if necessary."""
         return self.pending.compute()[self.place]
 
     def __deepcopy__(self, memo):
@@ -96,18 +96,18 @@ def _values_in(tree: Any) -> list[EdgeValue]:
 
 
 def computed(tree: Any) -> Any:
-    """Nested containers with tensors in place of :class:`EdgeValue`."""
+    """Replaces each :class:`EdgeValue` in nested containers by its tensor."""
     return pytree.tree_map(lambda leaf: leaf.known() if type(leaf) is EdgeValue else leaf, tree)
 
 
 class Pending:
-    """A call of ``edge_updater()`` that has not been computed.
+    """A deferred call of ``edge_updater()``.
 
     Attributes:
-        kwargs: what the layer passed.
-        program, graph, tensors: what computes it alone.
-        joined: whether a program of ``propagate()`` has computed it for itself.
-        values: its results, once they are computed.
+        kwargs: the arguments of the call.
+        program, graph, tensors: the program that computes the call alone, and its inputs.
+        joined: whether a joined program of ``propagate()`` has computed the call.
+        values: the results of the call, once the program has computed them.
     """
 
     def __init__(self, layer, kwargs: dict[str, Any], program, graph: Graph, tensors: list[Tensor]):
@@ -119,23 +119,23 @@ class Pending:
         self._grad = torch.is_grad_enabled()
 
     def seed(self) -> Optional[Tensor]:
-        """The seed of its dropouts, the same for whatever computes it."""
+        """The seed of the call's dropouts, for every program that computes the call."""
         if self.program.draws and self._seed is None:
             self._seed = seed_tensor(None, self.tensors[0].device)
         return self._seed
 
     def is_unchanged(self) -> bool:
-        """Whether nothing that it reads has been written since."""
+        """Whether the tensors that the call reads have not been written since."""
         return [tensor._version for tensor in self.read] == self._versions
 
     def has_state(self, own: list[Tensor]) -> bool:
-        """Whether these are the tensors that the layer had at the call."""
+        """Whether ``own`` are the tensors that the layer had at the call."""
         return len(own) <= len(self.tensors) and all(
             map(operator.is_, own, self.tensors[len(self.tensors) - len(own) :])
         )
 
     def compute(self) -> list[Tensor]:
-        """Its results."""
+        """Computes the results of the call."""
         if self.values is None:
             if not self.is_unchanged():
                 _refuse("what an edge_updater() reads was written in place before its values were read")
@@ -147,7 +147,9 @@ class Pending:
 
 
 def _description(program) -> tuple[list[int], Optional[list[tuple[list[int], int, torch.dtype]]]]:
-    """Which tensors a program reads, and the shapes of its results; None if not all of them are values of edges."""
+    """The indices of the tensors that a program reads, and the shapes of its results, None if a result is no edge
+    value.
+    """
     found = _described.get(program)
     if found is None:
         from edgeless.programs.front.rules import space_of, value_of
@@ -179,25 +181,25 @@ _state = _State()
 
 
 def watches() -> int:
-    """How many modes of functions of this thread are of this module."""
+    """The number of function modes of this thread that belong to this module."""
     return _state.watches
 
 
 def _refuse(clause: str):
     clause = f"{clause}; the next call of the layer computes them"
     if _state.scope is not None:
-        _state.scope.unread = clause  # what is raised may be caught, or come out as another exception
+        _state.scope.unread = clause  # the caller may catch the exception or replace it
     raise Unread(clause)
 
 
 def scope_of(layer) -> Optional[Scope]:
-    """The call of a layer that this thread is in, if its ``edge_updater()`` may be left for later."""
+    """The current call of a layer in this thread, if it may defer its ``edge_updater()``."""
     scope = _state.scope
     return scope if scope is not None and scope.layer is layer else None
 
 
 class Scope:
-    """One call of a layer, with the values of edges that are not computed yet."""
+    """One call of a layer, with its deferred edge values."""
 
     def __init__(self, layer):
         self.layer, self.pending, self._values = layer, [], []
@@ -205,7 +207,7 @@ class Scope:
         self.unread: Optional[str] = None
 
     def defer(self, edge_index: Tensor, kwargs: dict[str, Any], program, graph: Graph, tensors: list[Tensor]) -> Any:
-        """The results of a call of ``edge_updater()`` for later, or None if they have to be computed now."""
+        """Defers a call of ``edge_updater()`` and returns its results, or None if it has to be computed now."""
         structure, writes_attributes = program.form
         if program.written or writes_attributes or type(edge_index) is not Tensor:
             return None
@@ -226,16 +228,17 @@ class Scope:
         return pytree.tree_unflatten(values, structure)
 
     def note_width(self, numbers: int) -> None:
-        """Notes how many numbers an edge has in a ``propagate()`` of the layer."""
+        """Notes the elements per edge of a ``propagate()`` of the layer."""
         _widths[self.layer] = numbers
 
     def width(self) -> int:
-        """How many it had in the last one, which an ``edge_updater()`` may become a part of."""
-        return 1 if are_hooked() else _widths.get(self.layer, 1)  # a call that is repeated must not know more
+        """The elements per edge of the last ``propagate()``; an ``edge_updater()`` may become part of the next one."""
+        # A checkpoint repeats the call, which must then choose the same.
+        return 1 if are_hooked() else _widths.get(self.layer, 1)
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """A block in which no op is one of the layer's forward."""
+        """A block whose ops are not those of the layer's forward."""
         self.unwatch()
         try:
             yield
@@ -244,18 +247,18 @@ class Scope:
                 self._watch.start()
 
     def unwatch(self) -> None:
-        """Stops watching what the forward writes."""
+        """Stops watching the writes of the forward."""
         if self._watch is not None:
             self._watch.stop()
 
     def before_write(self, target: Tensor) -> None:
-        """Computes what reads a tensor that is going to be written."""
+        """Computes the deferred values that read a tensor, before it is written."""
         for pending in self.pending:
             if pending.values is None and any(_share_memory(tensor, target) for tensor in pending.read):
                 pending.compute()
 
     def finish(self, result: Any) -> Any:
-        """The result of the call, with tensors in it and in the attributes of the layer."""
+        """Returns the result of the call with tensors for edge values, and replaces those in the layer's attributes."""
         alive = [value for reference in self._values if (value := reference()) is not None]
         if not alive:
             return result
@@ -265,7 +268,7 @@ class Scope:
         return computed(result)
 
     def settle(self) -> None:
-        """Puts tensors in place of values in the attributes of the layer."""
+        """Replaces edge values in the attributes of the layer by tensors."""
         for module in self.layer.modules() if self.pending else ():
             for state in (module.__dict__, module._buffers):
                 for name, value in list(state.items()):
@@ -281,7 +284,7 @@ def _share_memory(a: Tensor, b: Tensor) -> bool:
 
 
 class _Watch(TorchFunctionMode):
-    """Computes values before a tensor that they are computed of is written in place."""
+    """Computes deferred values before a tensor that they read is written in place."""
 
     def __init__(self, scope: Scope):
         super().__init__()
@@ -294,7 +297,7 @@ class _Watch(TorchFunctionMode):
             _state.watches += 1
 
     def stop(self) -> None:
-        if self.started and _get_current_function_mode() is self:  # not within a mode of the forward's own
+        if self.started and _get_current_function_mode() is self:  # not inside of a mode that the forward has entered
             self.started = False
             _state.watches -= 1
             self.__exit__(None, None, None)
@@ -312,7 +315,7 @@ class _Watch(TorchFunctionMode):
 
 
 def call(layer, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Calls a layer, whose ``edge_updater()`` may leave what it returns for later."""
+    """Calls a layer whose ``edge_updater()`` may be deferred."""
     if layer in _computing or any(map(layer.__dict__.get, _HOOKS)):
         return forward(*args, **kwargs)
     is_new = layer not in _known

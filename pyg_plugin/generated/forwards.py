@@ -1,8 +1,8 @@
-"""Whole forwards as programs, for layers that make tensors by edge before they call ``propagate()``.
+"""Whole forwards as programs, for layers that make edge tensors before they call ``propagate()``.
 
-SchNet's CFConv computes a filter for each edge, an EGNN distances and what an MLP makes of them, and their
-``propagate()`` alone would read these as arguments. A program of the whole forward computes them within its walks.
-Where a forward cannot be traced, the generator takes ``propagate()`` alone.
+SchNet's CFConv computes a filter for each edge, an EGNN distances and an MLP of them. A program of ``propagate()``
+alone would read these as arguments; a program of the whole forward computes them within its walks. Where a forward
+cannot be traced, the program is that of ``propagate()`` alone.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class ForwardCall(Call):
 
 
 def run(layer, forward: Callable, args: tuple, kwargs: dict) -> Any:
-    """A layer's forward, as one program where that is known to be of use and can be done.
+    """Runs a layer's forward, as one program if the layer is known to make edge tensors.
 
     Args:
-        layer: one that :data:`LAYERS` has nothing against.
-        forward: the stock method, bound.
+        layer: a layer that has no reason against it in :data:`LAYERS`.
+        forward: the bound stock method.
     """
     known = LAYERS.get(layer)
     names = _parameters(type(layer))
@@ -74,14 +74,14 @@ def run(layer, forward: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _by_name(names: tuple[str, ...], args: tuple, kwargs: dict) -> Optional[dict[str, Any]]:
-    """All arguments by name, or None if they do not fit."""
+    """All arguments by name, or None if they do not fit the signature."""
     given = dict(zip(names, args))
     fits = len(args) <= len(names) and not any(name in given or name not in names for name in kwargs)
     return {**given, **kwargs} if fits else None
 
 
 def _run_long(layer, known: Whole, edge_index: Tensor, given: dict) -> Any:
-    """Runs a call whose program is not known from an earlier one."""
+    """Runs a call that is not recalled from an earlier one."""
     rows = given.get(known.by_node)
     if not isinstance(rows, Tensor) or rows.dim() < 1:
         raise Refused(f"{known.by_node} is no tensor")
@@ -98,7 +98,7 @@ def _run_long(layer, known: Whole, edge_index: Tensor, given: dict) -> Any:
 
 
 def _parameters(cls: type) -> Optional[tuple[str, ...]]:
-    """The names of a forward's arguments, or None if they cannot all be given by name, or none is ``edge_index``."""
+    """The names of a forward's arguments; None if some cannot be passed by name, or none is ``edge_index``."""
     if cls not in _names:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
         parameters = list(inspect.signature(stock_forward(cls)).parameters.values())[1:]

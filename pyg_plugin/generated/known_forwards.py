@@ -1,4 +1,4 @@
-"""Which layers' forwards run as a whole, since they make tensors by edge, and what the forward of each thread does."""
+"""The layers whose forwards run as a whole, since they make edge tensors, and the state of each thread's forward."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NEXT = "its forward makes tensors by edge, so that it runs as a whole from its n
 
 
 class _Thread(threading.local):
-    """What this thread's forward is doing.
+    """The state of this thread's forward.
 
     Attributes:
         given: the layer whose forward runs, and its arguments by name.
         traced: whether a forward runs for a trace or a check, where ``propagate()`` is the stock method.
-        refused: a layer, and why its ``propagate()`` runs by the stock method this time.
+        refused: a layer, and the reason why this call of its ``propagate()`` runs by the stock method.
     """
 
     given: Optional[tuple[Any, dict[str, Any]]] = None
@@ -39,20 +39,20 @@ class Whole:
 
 
 STATE = _Thread()
-# Layers that make tensors by edge; for the others, why their forwards are no programs.
+# Layer -> its Whole if it makes edge tensors, else the reason why its forward is no program.
 LAYERS: weakref.WeakKeyDictionary[Any, Union[Whole, str]] = weakref.WeakKeyDictionary()
 
 
 def runs_whole(layer) -> bool:
-    """Whether a layer was seen to make tensors by edge, and nothing is known against a program of its forward."""
+    """Whether a layer was observed to make edge tensors, and no reason against a program of its forward is known."""
     return isinstance(LAYERS.get(layer), Whole)
 
 
 def notice(layer, call: Call) -> None:
-    """Looks for tensors by edge among what a forward gives to ``propagate()``.
+    """Looks for edge tensors that the forward has made among the arguments of its ``propagate()``.
 
     Raises:
-        Refused: it has made some, and will run as a whole from now on; or it does not this time.
+        Refused: the forward has made some, and will run as a whole from now on; or a program of it was refused.
     """
     if STATE.refused is not None and STATE.refused[0] is layer:
         raise Refused(STATE.refused[1])
@@ -63,7 +63,7 @@ def notice(layer, call: Call) -> None:
     own = list(zip(call.tensors, call.spaces))[: call.first_own]
     made = sum(t.numel() for t, space in own if space.kind == EDGE and id(t) not in ids)
     nodes = [name for name, t in given.items() if isinstance(t, Tensor) and t.dim() and t.size(0) == call.counts[0]]
-    if made <= call.num_edges:  # narrow ones cost little, and existing ops may take them
+    if made <= call.num_edges:  # narrow tensors cost little, and existing ops may read them
         LAYERS[layer] = "it makes no tensors by edge"
         return
     if not (call.one_set and nodes):

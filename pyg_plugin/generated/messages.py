@@ -1,6 +1,5 @@
-"""What a call of ``propagate()`` or ``edge_updater()`` gives to the generator.
-
-These are its tensors with their index spaces, a key of everything else, and the stock method as a function of tensors.
+"""Prepares a call of ``propagate()`` or ``edge_updater()`` for the generator: its tensors with their index spaces, a
+key of everything else, and the stock method as a function of tensors.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ class Call:
         method: the stock method, called as ``method(layer, edge_index, size=..., **kwargs)``.
         names: names of the arguments of the layer's steps, such as ``x_j``.
         num_edges: ``E``.
-        size: numbers of nodes that row 0 and row 1 of ``edge_index`` refer to, None where they are not known.
-        kwargs: what the layer passes.
+        size: the numbers of nodes that row 0 and row 1 of ``edge_index`` refer to, None where they are not known.
+        kwargs: the arguments that the layer passes.
 
     Raises:
-        Refused: the arguments do not fit together, or cannot be told apart.
+        Refused: the arguments do not fit together, or their index spaces are ambiguous.
 
     Attributes:
         counts: the numbers of nodes of the two rows.
-        receiving: the row whose nodes receive.
-        tensors: all tensors of the call, those of the layer last.
+        receiving: the row with the receiving nodes.
+        tensors: all tensors of the call; the layer's own are last.
     """
 
     def __init__(self, layer, method: Callable, names: Sequence[str], num_edges: int, size, kwargs: dict[str, Any]):
@@ -87,7 +86,7 @@ class Call:
         return (second if first is None else first, first if second is None else second)
 
     def _specs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Adds the tensors among the arguments; what :meth:`run` needs to put others in their places."""
+        """Adds the tensors among the arguments; returns the arguments with their indices instead, for :meth:`run`."""
         return {name: self._spec(name, value) for name, value in kwargs.items()}
 
     def _spec(self, name: str, value: Any):
@@ -137,7 +136,7 @@ class Call:
         return "tensor", len(self.tensors) - 1
 
     def _add_state(self) -> None:
-        """Adds parameters, buffers and tensors in attributes, by their names."""
+        """Adds the layer's parameters, buffers and tensors in attributes, by name."""
         layer = self.layer
         self.parameters = [name for name, _ in layer.named_parameters()]
         self.buffers = [name for name, _ in layer.named_buffers()]
@@ -153,7 +152,7 @@ class Call:
                     self._add(key, value, Space())
 
     def key(self) -> Hashable:
-        """What a program of this call depends on."""
+        """The key of the call's program: all that it depends on besides the tensors' contents."""
         layer = self.layer
         tensors = tuple(
             (
@@ -202,7 +201,7 @@ class Call:
         ]
 
     def wanted(self) -> list[int]:
-        """Positions among the arguments of those that need a gradient."""
+        """The positions of the arguments that require a gradient."""
         if not torch.is_grad_enabled():
             return []
         return [FIRST + i for i, t in enumerate(self.tensors) if t.requires_grad and t.is_floating_point()]
@@ -255,11 +254,11 @@ class Call:
         return (*leaves, *written)
 
     def _called(self, ends: Tensor, size: tuple[int, int], given: dict[str, Any]) -> Any:
-        """What the stock method returns for other arguments."""
+        """Calls the stock method with other arguments."""
         return self.method(self.layer, ends, size=size, **given)
 
 
-_SAME = "\0"  # in place of an argument of edge_updater() that propagate() has under the same name
+_SAME = "\0"  # replaces an argument of edge_updater() that propagate() has under the same name
 _VALUE = "\0values"
 
 
@@ -267,9 +266,9 @@ def join_arguments(kwargs: dict[str, Any], parts: list, values: dict[str, Any], 
     """The arguments of a :class:`JoinedCall`.
 
     Args:
-        kwargs: of ``propagate()``.
-        parts: the pending calls of ``edge_updater()``.
-        values: those of the arguments that are results of such a call: its number and which result.
+        kwargs: the arguments of ``propagate()``.
+        parts: the deferred calls of ``edge_updater()``.
+        values: name of an argument that is a result of such a call -> the indices of the call and of the result.
         names, edge_names: names of the arguments of ``propagate()``'s steps, and of ``edge_update()``.
     """
     joined = {name: f"{_VALUE} {values[name]}" if name in values else value for name, value in kwargs.items()}
@@ -282,7 +281,7 @@ def join_arguments(kwargs: dict[str, Any], parts: list, values: dict[str, Any], 
 
 
 def _means_the_same(name: str, one_set: bool, names, edge_names) -> bool:
-    """Whether an argument of both steps has the same rows in both."""
+    """Whether an argument that both steps have under one name has the same index space in both."""
     ends = [{end for end in "ij" if f"{name}_{end}" in of} for of in (names, edge_names)]
     return all(ends) if one_set and any(ends) else ends[0] == ends[1]
 
@@ -294,13 +293,13 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 class JoinedCall(Call):
-    """A ``propagate()`` that computes itself what calls of ``edge_updater()`` would have given to it.
+    """A ``propagate()`` joined with the deferred calls of ``edge_updater()`` whose results it reads.
 
     Args:
         edge_update: the stock ``edge_updater()``.
         edge_names: names of the arguments of ``edge_update()``.
-        parts: the pending calls.
-        kwargs: of :func:`join_arguments`.
+        parts: the deferred calls.
+        kwargs: the result of :func:`join_arguments`.
     """
 
     def __init__(self, layer, method, names, num_edges, size, kwargs, edge_update, edge_names, parts: list):
@@ -308,7 +307,7 @@ class JoinedCall(Call):
         super().__init__(layer, method, names, num_edges, size, kwargs)
 
     def alone(self, part) -> Call:
-        """A pending call as it is now."""
+        """A deferred call as a call of its own, with the current state of the layer."""
         return Call(self.layer, self.edge_update, self.edge_names, self.num_edges, None, part.kwargs)
 
     def _counts(self, size, kwargs) -> tuple[int, int]:
@@ -349,7 +348,7 @@ class JoinedCall(Call):
         return out
 
     def key(self) -> Hashable:
-        """What a program of this call depends on."""
+        """The key of the call's program: all that it depends on besides the tensors' contents."""
         return super().key(), self.edge_update
 
 
@@ -361,7 +360,7 @@ def _spec_key(spec) -> Hashable:
 
 
 class _Snapshot:
-    """The attributes of a module, and the contents of those that are containers."""
+    """A copy of the attributes of a module and of the contents of containers among them."""
 
     def __init__(self, module: torch.nn.Module):
         self.module, self.attributes = module, dict(module.__dict__)

@@ -1,4 +1,4 @@
-"""The edges of a generated layer's call as one tensor, whatever holds them."""
+"""Converts the edges of a generated layer's call, in any format, to one tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NARROW = (torch.int32, torch.int64)
 
 
 def plain_edges(layer, edge_index, kwargs: dict, names) -> tuple[Tensor, Optional[tuple], dict]:
-    """The edges as a tensor ``[2, E]``, the sizes that a matrix knows, and the arguments with its values added."""
+    """Returns the edges as a tensor ``[2, E]``, the sizes of a sparse matrix, and the arguments with its values."""
     if isinstance(edge_index, EdgeIndex):
         if layer.fuse and layer.SUPPORTS_FUSED_EDGE_INDEX:
             raise Refused("edge_index is an EdgeIndex, for which the layer has its own message_and_aggregate()")
@@ -48,7 +48,7 @@ def _edges_of_matrix(layer, adj_t, kwargs: dict, names):
 
 
 def checked(edge_index: Tensor) -> Tensor:
-    """``edge_index``, if it is a plain tensor ``[2, E]`` of ids."""
+    """Returns ``edge_index`` if it is a plain tensor ``[2, E]`` of ids, else refuses the call."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise Refused("edge_index is no plain tensor of shape [2, E]")
     if edge_index.dtype not in _NARROW:

@@ -1,8 +1,8 @@
-"""Calls of generated layers whose program is known from an earlier call, without recomputing their key.
+"""Finds the program of a call from an earlier call, without computing the key again.
 
-A :class:`Recalled` keeps what the key of a call has read. :class:`edgeless._C.SameCall` compares that by identity, and
-the call's tensors by their dtypes, devices and shapes, of which the numbers of nodes and edges may be others. Whatever
-it does not find to be the same goes the long way, by the key.
+A :class:`Recalled` keeps the objects that the key of a call has read. :class:`edgeless._C.SameCall` compares them by
+identity, and the call's tensors by dtype, device and shape, except for the numbers of nodes and edges. Where anything
+differs, the key is computed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from edgeless.programs.keys import note, taking_notes
 from ..conv import _HOOKS
 from .edge_values import watches
 
-CALLS = 4  # that are kept of a layer's step: training and inference, say
+CALLS = 4  # kept for each step of a layer, for example one for training and one for inference
 _calls: weakref.WeakKeyDictionary[Any, dict[str, list[Recalled]]] = weakref.WeakKeyDictionary()
-_MOST_LAYERS = 4096  # some of which an attribute may keep alive from here
-_ENVIRONMENT = getattr(os.environ, "_data", None)  # which a note can watch
+_MOST_LAYERS = 4096  # some of them may be kept alive by a kept call
+_ENVIRONMENT = getattr(os.environ, "_data", None)  # a dictionary, which a note can compare
 _CHOICE = "EDGELESS_GENERATE"
 
 
@@ -39,15 +39,15 @@ class Recalled:
 
     Args:
         call: the call.
-        notes: what its key has read.
+        notes: the objects that its key has read.
         size: the argument ``size`` of the call.
-        choice: the value of ``EDGELESS_GENERATE``, whose changes the notes see.
-        program: what it ran.
-        cleared: how often the store of programs had been cleared.
-        parts: programs of the calls of ``edge_updater()`` that are computed within.
+        choice: the value of ``EDGELESS_GENERATE``, whose changes the notes detect.
+        program: the program that the call ran.
+        cleared: how often the cache of programs had been cleared.
+        parts: the programs of the joined calls of ``edge_updater()``.
 
     Attributes:
-        approved: the number of edges and the dtype of ids for which the program was found to be worth while.
+        approved: the number of edges and the dtype of ids for which the program was found to be profitable.
     """
 
     __slots__ = (
@@ -68,8 +68,8 @@ class Recalled:
         sides = {PARAMETER: 0, EDGE: 3}
         rows = [(sides.get(s.kind, 1 if call.one_set or s.kind == SOURCE else 2), s.dim) for s in call.spaces]
         told = (False, False) if size is None else tuple(n is not None for n in size)
-        # What SameCall refers to. Tensors of the call are let go, since only forms are compared, and so is the layer,
-        # without which nobody asks.
+        # The objects that SameCall refers to. It keeps neither the call's tensors, of which only dtypes and shapes are
+        # compared, nor the layer, since this object is looked up by the layer.
         own = [t if i >= call.first_own else t.new_empty(0) for i, t in enumerate(call.tensors)]
         held = [(None if read is call.layer else read, a, b) for _, read, a, b in notes]
         self.held = (held, call.given, own)
@@ -92,10 +92,10 @@ class Recalled:
 def recall(
     layer, step: str, edge_index, kwargs: dict[str, Any], programs: ProgramCache, parts: Sequence = ()
 ) -> Optional[tuple[Recalled, Graph, list[Tensor]]]:
-    """The earlier call, this one's graph and its tensors, or None if the key has to be made.
+    """Returns the earlier call and this call's graph and tensors, or None if the key has to be computed.
 
     Args:
-        parts: programs of the calls of ``edge_updater()`` that are to be computed within.
+        parts: the programs of the calls of ``edge_updater()`` that are joined with this call.
     """
     steps = _calls.get(layer)
     found = None if steps is None else steps.get(step)
@@ -112,17 +112,17 @@ def recall(
                 graph = graph_of_edge_index(
                     edge_index, edge_index, counts[1 - receiving], counts[receiving], entry.flow, False
                 )
-            except (IndexError, ValueError, TypeError):  # which the long way words
+            except (IndexError, ValueError, TypeError):  # the full checks raise it with the right message
                 return None
             return entry, graph, tensors
     return None
 
 
 class Remembering:
-    """Makes the key of a call and, where its program ran, keeps what the key has read.
+    """Computes the key of a call and, after its program ran, keeps the objects that the key has read.
 
     Args:
-        name: that it is kept under; the step's, or another where the step is not alone.
+        name: the name under which the call is kept: that of the step, or ``"joined"``.
     """
 
     def __init__(self, call, layer, step: str, name: str):

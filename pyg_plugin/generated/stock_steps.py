@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from torch_geometric.nn.conv import message_passing as stock
 
-# The original methods, which PyG's generated ones of a class are faster copies of.
+# The original methods. PyG writes faster copies of them for each class.
 ORIGINAL = {
     step: vars(stock.MessagePassing).get(f"_orig_{step}", vars(stock.MessagePassing)[step])
     for step in ("propagate", "edge_updater")
@@ -15,7 +15,7 @@ ORIGINAL = {
 
 
 def keep_stock_steps(cls: type, base: Optional[type]) -> None:
-    """Notes the stock methods of a class, and takes those that PyG has written into it out of our methods' way."""
+    """Keeps the stock methods of a class, and deletes those that PyG has written into it, which would hide ours."""
     steps = {}
     for step in ORIGINAL:
         holder = base or cls
@@ -34,14 +34,14 @@ def stock_step(layer, step: str):
     if layer._explain or layer._decomposed_layers != 1:
         return ORIGINAL[step]
     steps = vars(type(layer)).get("_stock_steps_of")
-    if steps is None:  # made from an instance whose class PyG has completed
+    if steps is None:  # the layer was an instance of a class that PyG had completed
         keep_stock_steps(type(layer), vars(type(layer)).get("_generated_from"))
         steps = vars(type(layer))["_stock_steps_of"]
     return steps[step] or ORIGINAL[step]
 
 
 def stock_forward(cls: type) -> Callable:
-    """The forward of the class that the mixin stands before."""
+    """The forward of the class that the mixin precedes."""
     mixin = next(base for base in cls.__mro__ if "_runs_generated" in vars(base))
     bases = cls.__mro__[cls.__mro__.index(mixin) + 1 :]
     return next(vars(base)["forward"] for base in bases if "forward" in vars(base))
@@ -52,7 +52,7 @@ def updates_edges(layer) -> bool:
 
 
 def overrides(cls: type, step: str) -> bool:
-    """Whether a class of a user's has its own driver."""
+    """Whether a user's class overrides ``step``, ``propagate()`` or ``edge_updater()``."""
     for base in cls.__mro__:
         found = vars(base).get(step)
         if found in (None, ORIGINAL[step]) or "_runs_generated" in vars(base):
@@ -63,5 +63,5 @@ def overrides(cls: type, step: str) -> bool:
 
 
 def is_template(function: Any, cls: type, step: str) -> bool:
-    """Whether a class's driver is the one that PyG writes for it."""
+    """Whether a method ``step`` of a class is the one that PyG has written for it."""
     return getattr(function, "__module__", "").endswith(f"_{cls.__name__}_{step}")

@@ -48,7 +48,7 @@ class GeneratedMixin:
 
     @staticmethod
     def _class_of(base: type) -> type:
-        """The class that is ``base`` with the mixin before it."""
+        """The class with the mixin and ``base`` as bases."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class GeneratedClasses:
         self._mixin, self._made, self._making = mixin, {}, threading.Lock()
 
     def of(self, cls: type, module: Optional[str] = None) -> type:
-        """The class that is ``cls`` with the mixin before it; the same one every time.
+        """The class with the mixin and ``cls`` as bases; the same class every time.
 
         Args:
             module: the ``__module__`` of the new class; by default that of ``cls``.
