@@ -1,4 +1,4 @@
-"""What captured models and captured steps count, and how they report it."""
+"""The counts and the report of captured models and captured steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Counts:
         return self.report()
 
     def report(self) -> str:
-        """Says how many recordings there are, how often they were replayed, and why other calls were not captured."""
+        """Returns the text of the report: recordings, replays, and why other calls were not captured."""
         kept = f"{self.num_captured} captured"
         state = f"gave up after {self._misses} calls in a row without a replay" if self._gave_up else kept
         lines = [f"{state}, {self._replays} replayed"]

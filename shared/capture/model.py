@@ -18,8 +18,8 @@ from .model_recording import CudaGraphs, Recording
 
 __all__ = ["Capture", "capture", "recording_lock"]
 
-_MISSES = 4  # after this many times ``most`` calls in a row without a capture to replay, a handle gives up
-_MOST_SEEN = 256  # distinct calls that a handle counts
+_MISSES = 4  # after this many times ``most`` calls in a row without a replay, capturing ends
+_MOST_SEEN = 256  # distinct calls that are counted
 _CUDA = CudaGraphs()
 _Model = TypeVar("_Model", bound=torch.nn.Module)
 recording_lock = threading.Lock()  # a process records one capture at a time; meanwhile other models run uncaptured
@@ -49,7 +49,7 @@ def capture(model: _Model, *, warmup: int = 3, most: int = 8) -> _Model:
     Args:
         model: any module whose parameters are on one GPU.
         warmup: equal calls before a capture, at least 1.
-        most: the most captures that are kept. Each holds the memory of a forward and a backward.
+        most: the largest number of captures that are kept. Each holds the memory of a forward and a backward.
     Returns:
         ``model`` itself.
     Raises:
@@ -109,7 +109,7 @@ class _Forward:
 
 
 class _ExtraRepr:
-    """Adds the report to what a captured model's class prints of it."""
+    """Adds the report to a captured model's ``repr``."""
 
     def __init__(self, owner: Capture):
         self.owner = owner
@@ -144,7 +144,7 @@ def _is_object(leaf: Any) -> bool:
 
 
 class Capture(Counts):
-    """What :func:`capture` puts at ``model.captured``: it reports on the captures and releases the model."""
+    """The object at ``model.captured``, which reports on the captures and can release the model."""
 
     def __init__(self, model: torch.nn.Module, warmup: int, most: int, graphs: Any = _CUDA):
         self._model = weakref.ref(model)

@@ -1,4 +1,4 @@
-"""Whether the CUDA kernels can run on a GPU, in words; decided at the first call on it."""
+"""Decides at the first call on a GPU whether the CUDA kernels can run on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..untraced import constant
 __all__ = ["gpu_refusal"]
 
 OLDEST = 80  # compute capability 8.0, for tensor cores of bfloat16 and TF32, and maxima that keep a NaN
-# The ops whose kernels need none of them, and which therefore run on older GPUs; "graph" stands for building a graph.
+# The ops whose kernels need none of these, and therefore run on older GPUs; "graph" stands for building a graph.
 OLDEST_OF = {"graph": 75, "spmm": 75, "sddmm": 75}
 
 _refusals: dict[tuple[int, str], Optional[str]] = {}  # by the index of the device and the op
@@ -84,7 +84,7 @@ def _driver_version() -> tuple[int, int]:
 def _compiler_refusal(architecture: int) -> Optional[str]:
     if os.environ.get("EDGELESS_KERNEL_PACKS") or os.environ.get("EDGELESS_JIT") == "cached":
         return None
-    from ..kernels import NvrtcError, headers, installed_nvrtc  # not imported where no GPU is used
+    from ..kernels import NvrtcError, headers, installed_nvrtc  # imported only where a GPU is used
 
     try:
         headers.include_folders()

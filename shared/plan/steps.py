@@ -244,9 +244,9 @@ def spmm_step(
 
     Args:
         weight_bytes: bytes read per edge beside its row and index.
-        scaled_only: these bytes are scales of the sources, and there are no weights of edges.
+        scaled_only: whether these bytes are scales of the sources, and there are no edge weights.
         by_head: heads have weights of their own.
-        num_rows: rows read, where an engine does not read one per edge.
+        num_rows: the number of rows read, for an engine that does not read one per edge.
     """
     row = width * dtype.itemsize
     piece = width * opmath_dtype(dtype).itemsize
