@@ -95,7 +95,7 @@ class Timer:
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             raise Failed("out of memory") from None
-        except Exception as error:  # a failing peer must not end an hour of measuring the others
+        except Exception as error:  # a failing peer must not stop the measurement of the others
             raise Failed(in_a_line(error)) from error
 
     def _turn(self, run: Callable[[], object]) -> list[float]:
@@ -104,7 +104,7 @@ class Timer:
         begin = time.perf_counter()
         run()  # not counted: the previous peer's rows are in the caches, and freed memory must be allocated again
         first = time.perf_counter() - begin
-        if first > LONG_SECONDS:  # so long that neither effect matters
+        if first > LONG_SECONDS:  # the run is so long that neither effect matters
             return [1e3 * first]
         runs, begin = [], time.perf_counter()
         while not runs or time.perf_counter() - begin < LEAST_SECONDS:

@@ -75,13 +75,13 @@ def run(args: argparse.Namespace) -> int:
     cases = cases_of(args)
     if any(case.name in GENERATED for case in cases):
         os.environ.setdefault("EDGELESS_GENERATE", "on")
-        os.environ.setdefault("EDGELESS_COMPILE_WALKS", "now")  # what is timed must not change in between
+        os.environ.setdefault("EDGELESS_COMPILE_WALKS", "now")  # timed code must not change between runs
     sizes = (args.features, args.heads, args.channels)
     steps = [Case("minibatch", name, "fp32", *sizes) for name in args.minibatch or ()]
     renewed = [Case("new graphs", name, "fp32", *sizes) for name in args.new_graphs or ()]
     sampling = minibatch.Sampling(args.batch_size, args.fanout)
     for case in cases:
-        peers_of(case, args.peers, device)  # a wrong name is told before minutes of measuring
+        peers_of(case, args.peers, device)  # reports a wrong name before minutes of measuring
     if steps:
         minibatch.peers_of(args.peers)
     if renewed:
@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_processes(args: argparse.Namespace, graph: str, device: torch.device) -> dict:
-    """What the processes of ``--scale-out`` and ``--ddp`` are told."""
+    """The configuration for the processes of ``--scale-out`` and ``--ddp``."""
     return {
         "graph": graph,
         "data": args.data,
@@ -167,7 +167,7 @@ def _of_processes(args: argparse.Namespace, graph: str, device: torch.device) ->
 
 
 def as_row(graph: BenchGraph, result: Result, baseline: Optional[Baseline]) -> dict:
-    """A result as it stands in the JSON file."""
+    """A result as a row of the JSON file."""
     row = {**asdict(result), "nodes": graph.num_nodes, "edges": graph.num_edges}
     figure = None if baseline is None else baseline.figure(graph.name, result.case, result.mode)
     if figure is not None:

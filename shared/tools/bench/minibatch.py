@@ -67,7 +67,7 @@ class Step:
 
 
 def why_not(peer: str) -> Optional[str]:
-    """What to install before a peer can draw batches, or None."""
+    """What must be installed for a peer to draw batches, or None."""
     framework = LAYER_PEERS[peer][0]
     if not installed(framework):
         return f"needs {framework}: pip install 'edgeless[{framework}]'"
@@ -193,7 +193,7 @@ class Net(torch.nn.Module):
 
 @dataclass
 class Peer:
-    """One peer, ready to train: ``draw`` starts an epoch of its batches."""
+    """One peer, ready to train; ``draw`` starts an epoch of its batches."""
 
     draw: Callable[[], Iterator[Batch]]
     net: Net
@@ -256,7 +256,7 @@ def measure(
             torch.manual_seed(turn)  # all peers of a framework draw the same batches
             try:
                 _turn(peer, graph.edge_index.device, *found[name])
-            except Exception as error:  # a failing peer must not end the measuring of the others
+            except Exception as error:  # a failing peer must not stop the measurement of the others
                 failed[name] = in_a_line(error)
     return [
         Step(graph.name, case, name, failed=failed[name])

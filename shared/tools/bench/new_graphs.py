@@ -34,7 +34,7 @@ WARMUP = 3  # steps of a turn that are not timed: another peer ran last
 
 @dataclass
 class Step:
-    """One peer's figures for one mode: the median of all steps, and their spread, as of :class:`Timing`."""
+    """One peer's figures for one mode: the median of all steps, and their spread (:class:`Timing`)."""
 
     graph: str
     case: Case
@@ -83,7 +83,7 @@ class Peer:
     fused: bool
 
     def renewed(self) -> Any:
-        """The graph of a step."""
+        """A new graph for a step."""
         return self.graph.renewed() if isinstance(self.graph, TypedInput) else renewed_graph(self.graph)
 
     def forward(self, graph: Any) -> Tensor:
@@ -101,12 +101,12 @@ class Peer:
         return loss.detach()
 
     def _backend(self):
-        # edgeless may not fall back: a stock layer's time never stands in its row.
+        # edgeless may not fall back, so that no upstream layer is timed in its row.
         return edgeless.backend("fused" if self.fused else "auto")
 
 
 def why_not(case: Case, peer: str, device: torch.device) -> Optional[str]:
-    """Why a peer cannot run a case here, or None."""
+    """The reason why a peer cannot run a case here, or None."""
     framework = LAYER_PEERS[peer][0]
     if getattr(LAYERS[case.name], framework) is None:
         return "the framework has no such layer"
@@ -149,7 +149,7 @@ def measure(
                 continue
             try:
                 taken.runs += _turn(peers[name], mode, clock_of(device))
-            except Exception as error:  # one peer's trouble must not end the measuring of the others
+            except Exception as error:  # a failing peer must not stop the measurement of the others
                 failed[name] = in_a_line(error)
     steps = []
     for mode in modes:

@@ -1,4 +1,4 @@
-"""The options of the ``bench`` command, their defaults, and which values they take."""
+"""The options of the ``bench`` command, their defaults, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of the command: first those of a user who asks what a layer or a graph gains."""
+    """Declares the options of the command. The first are for users who want to know what a layer or a graph gains."""
     parser.add_argument(
         "--layer",
         nargs="+",
@@ -144,7 +144,7 @@ def _add_measuring(group) -> None:
 
 
 def complete(args: argparse.Namespace) -> argparse.Namespace:
-    """Fills what was not given from the suite, or else from the defaults."""
+    """Fills missing options from the suite, or else from the defaults, and checks all options."""
     for name, value in SUITES.get(args.suite, {}).items():
         if getattr(args, name) is None:
             setattr(args, name, value)

@@ -14,7 +14,7 @@ RELATIONAL = tuple(name for name, layer in LAYERS.items() if layer.types is not 
 ONE_HEAD = {"features": 64, "heads": 1, "channels": 64}
 NEW_GRAPHS = {
     "graph": [name for name, count in MOLECULES.items() if count <= 64],
-    "new_graphs": tuple(name for name in LAYERS if name != "gcn-cached"),  # which is for one graph
+    "new_graphs": tuple(name for name in LAYERS if name != "gcn-cached"),  # gcn-cached needs one fixed graph
     "features": 64,
     "heads": 4,
     "channels": 16,

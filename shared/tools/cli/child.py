@@ -31,7 +31,7 @@ def configuration() -> dict:
     """In the child: the ``config`` of :func:`run_child`. From here on the child ends with its parent."""
     if hasattr(select, "poll"):  # not on Windows
         output = select.poll()
-        output.register(sys.stdout.fileno(), 0)  # the pipe to the parent: nothing but that it is closed is reported
+        output.register(sys.stdout.fileno(), 0)  # the pipe to the parent, polled only for its closing
         end_after(output.poll)
     return json.load(sys.stdin)
 
@@ -72,7 +72,7 @@ def run_child(
         if limit is not None:
             alarm.start()
         try:
-            with contextlib.suppress(BrokenPipeError):  # of a child that is gone already: its exit status says more
+            with contextlib.suppress(BrokenPipeError):  # the child has ended already, and its exit status tells more
                 json.dump(config, process.stdin)
                 process.stdin.close()
             for line in process.stdout:

@@ -1,4 +1,4 @@
-"""What the values of options must be; every error names the option and what came."""
+"""Checks of option values. Every error names the option, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Optional
 from .devices import UsageError
 from .memory import available_memory
 
-MOST = 2**31 - 1  # of anything that is counted, and more than any machine has room for
+MOST = 2**31 - 1  # the bound of all counts, more than any machine has memory for
 MOST_THREADS = 1024
 
 
