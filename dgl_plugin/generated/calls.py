@@ -1,4 +1,4 @@
-"""Runs one call of a generated layer: recorded and computed by programs, or by the stock forward."""
+"""Runs one call of a generated layer: recorded and computed by programs, or by the upstream forward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .recorder import Recorder
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_FORMS = 64
-# Layer -> form of calls -> the reason why such calls were refused. The stock forward runs them from then on.
+# Layer -> form of calls -> the reason why such calls were refused. The upstream forward runs them from then on.
 _refused: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
 
 
@@ -57,7 +57,7 @@ def run(layer, method, args: tuple, kwargs: dict) -> Any:
         else:
             reason = f"the recorded call fails, {type(error).__name__}: {str(error).strip()[:160]}"
         result = _run_stock(layer, method, graph, args, kwargs, reason)
-        _note_refused(layer, graph, args, kwargs, reason)  # not reached if the stock forward raises too
+        _note_refused(layer, graph, args, kwargs, reason)  # not reached if the upstream forward raises too
         return result
     if recorder.ran:
         texts = [program.text for program in recorder.ran]
@@ -84,7 +84,7 @@ def _recorder(layer, graph, choice: str, args: tuple, kwargs: dict) -> Recorder:
     """The recorder of a call.
 
     Raises:
-        Refused: the call has to run by the stock forward.
+        Refused: the call has to run by the upstream forward.
     """
     if choice == "off":
         raise Refused(OFF)
@@ -141,7 +141,7 @@ def _note_refused(layer, graph, args: tuple, kwargs: dict, reason: str) -> None:
 
 
 def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict, keep) -> Any:
-    """Runs the stock forward on a graph that records; ``keep`` is called with tensors before they are written."""
+    """Runs the upstream forward on a graph that records; ``keep`` is called with tensors before they are written."""
     made = recorded(graph, recorder)
 
     def given(a):
@@ -163,7 +163,7 @@ def _recorded(recorder: Recorder, method, graph, args: tuple, kwargs: dict, keep
 
 
 class _State:
-    """The state that a recorded call may change, so that the stock forward can repeat the call from the start."""
+    """The state that a recorded call may change, so that the upstream forward can repeat the call from the start."""
 
     def __init__(self, layer, graph, inputs: dict[str, Any]):
         self.layer, self.graph = layer, graph

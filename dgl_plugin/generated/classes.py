@@ -1,6 +1,6 @@
 """Layers whose messages the generator runs: DGL's that have no kernels of their own, and users'.
 
-:class:`GeneratedLayer` precedes a layer's class and replaces its ``forward()``: the stock forward runs with a graph
+:class:`GeneratedLayer` precedes a layer's class and replaces its ``forward()``: the upstream forward runs with a graph
 that records the computations on all edges (:mod:`edgeless.dgl.generated.recorded_graph`). These run as programs of
 :mod:`edgeless.programs`, or by DGL's functions where a program might be wrong or slower.
 """
@@ -29,7 +29,7 @@ class GeneratedLayer(GeneratedMixin):
         return generated_class(base)
 
     def forward(self, *args, **kwargs):
-        """The stock forward's result, without an edge tensor where programs can compute it."""
+        """The upstream forward's result, without an edge tensor where programs can compute it."""
         return run(self, super().forward, args, kwargs)
 
 

@@ -22,7 +22,7 @@ from .expressions import Value
 
 
 class Unrecorded(Exception):
-    """Raised if the stock layer has to repeat the call; the text is a clause with the reason."""
+    """Raised if the upstream layer has to repeat the call; the text is a clause with the reason."""
 
 
 _VIEWS = {

@@ -36,7 +36,7 @@ def reduced_by_mailbox(graph, recorder, messages: Mapping, function) -> dict[str
     except Refused:
         generators.restore()
         raise
-    except Exception as error:  # the stock method raises it too, if it is the function's error
+    except Exception as error:  # the upstream method raises it too, if it is the function's error
         generators.restore()
         raise Refused(f"a function of a mailbox fails, {type(error).__name__}: {str(error)[:120]}") from error
     if generators.have_drawn():

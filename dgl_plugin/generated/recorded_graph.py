@@ -35,7 +35,7 @@ class RecordedGraph:
     _recorder: Optional[Recorder] = None
 
     def apply_edges(self, func, edges=ALL, etype=None):
-        """The stock method, deferred if it runs over all edges."""
+        """The upstream method, deferred if it runs over all edges."""
         if not self._records() or not is_all(edges):
             self._compute()
             return super().apply_edges(func, edges, etype)
@@ -51,7 +51,7 @@ class RecordedGraph:
         self._set_e_repr(0, ALL, data)
 
     def update_all(self, message_func, reduce_func, apply_node_func=None, etype=None):
-        """The stock method, deferred until its result is read."""
+        """The upstream method, deferred until its result is read."""
         if not self._records() or apply_node_func is not None:
             self._compute()
             return super().update_all(message_func, reduce_func, apply_node_func, etype)

@@ -1,4 +1,4 @@
-"""Runs one call of a generated layer's ``propagate()`` or ``edge_updater()``, as a program or by the stock method."""
+"""Runs one call of a generated layer's ``propagate()`` or ``edge_updater()``: as a program, or by PyG's own method."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _run_joined(layer, names, edge_index, kwargs: dict) -> Any:
 
 
 def _is_tiny(edge_index) -> bool:
-    """Whether the stock method certainly runs, so that a small call need not take the time of the other checks."""
+    """Whether the upstream method certainly runs, so that a small call need not take the time of the other checks."""
     return (
         type(edge_index) is Tensor
         and edge_index.size(-1) < worth.TINY
@@ -193,7 +193,7 @@ def run_call(
     width: int = 1,
     parts=(),
 ) -> Any:
-    """Runs a call as a program, and returns what the stock method would return.
+    """Runs a call as a program, and returns what the upstream method would return.
 
     Args:
         given: the edges as the layer got them.
@@ -206,7 +206,7 @@ def run_call(
 
     Raises:
         NoProgram: no call with this key can be a program.
-        Refused: this call has to run by the stock method.
+        Refused: this call has to run by the upstream method.
     """
     choice, num_edges = generate_choice(), edge_index.size(1)
     if step == "forward":
@@ -310,7 +310,7 @@ def _check_state(layer, step: str, choice: str) -> None:
 
 
 def results(layer, tensors: list[Tensor], program, values: list[Tensor]) -> Any:
-    """Makes the stock method's result of a program's values, and writes the buffers and attributes that it writes."""
+    """Makes the upstream method's result of a program's values, and writes buffers and attributes as it does."""
     structure, writes = program.form
     write_back(program, tensors, values)
     if writes:

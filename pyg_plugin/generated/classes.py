@@ -1,7 +1,7 @@
 """Layers whose ``propagate()`` the generator runs: PyG's that have no kernels of their own, and users'.
 
 :class:`GeneratedLayer` precedes a layer's class and replaces its ``propagate()`` and ``edge_updater()``. Each call runs
-as a program of :mod:`edgeless.programs`, or as the stock method where a program might be wrong or slower.
+as a program of :mod:`edgeless.programs`, or as the upstream method where a program might be wrong or slower.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class GeneratedLayer(GeneratedMixin, Scriptable):
         return generated_class(base)
 
     def propagate(self, edge_index, *args, **kwargs):
-        """The stock method's result, without an edge tensor where a program can compute it."""
+        """The upstream method's result, without an edge tensor where a program can compute it."""
         return run_step(self, "propagate", self._user_args, edge_index, args, kwargs)
 
     def edge_updater(self, edge_index, *args, **kwargs):
-        """The stock method's result. No other tensor with a row for each edge is allocated where a program can run."""
+        """The upstream method's result. No other tensor by edge is allocated where a program can run."""
         return run_step(self, "edge_updater", self._edge_user_args, edge_index, args, kwargs)
 
     def forward(self, *args, **kwargs):
-        """The stock forward. Where it runs as a program, its edge tensors are not allocated."""
+        """The upstream forward. Where it runs as a program, its edge tensors are not allocated."""
         if type(known_forwards.LAYERS.get(self)) is str or known_forwards.STATE.traced or compiling():
             return super().forward(*args, **kwargs)
         return forwards.run(self, super().forward, args, kwargs)

@@ -48,7 +48,7 @@ def run(layer, forward: Callable, args: tuple, kwargs: dict) -> Any:
 
     Args:
         layer: a layer that has no reason against it in :data:`LAYERS`.
-        forward: the bound stock method.
+        forward: the bound upstream method.
     """
     known = LAYERS.get(layer)
     names = _parameters(type(layer))

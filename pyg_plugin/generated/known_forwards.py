@@ -22,8 +22,8 @@ class _Thread(threading.local):
 
     Attributes:
         given: the layer whose forward runs, and its arguments by name.
-        traced: whether a forward runs for a trace or a check, where ``propagate()`` is the stock method.
-        refused: a layer, and the reason why this call of its ``propagate()`` runs by the stock method.
+        traced: whether a forward runs for a trace or a check, where ``propagate()`` is the upstream method.
+        refused: a layer, and the reason why this call of its ``propagate()`` runs by the upstream method.
     """
 
     given: Optional[tuple[Any, dict[str, Any]]] = None

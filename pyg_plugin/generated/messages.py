@@ -1,5 +1,5 @@
 """Prepares a call of ``propagate()`` or ``edge_updater()`` for the generator: its tensors with their index spaces, a
-key of everything else, and the stock method as a function of tensors.
+key of everything else, and the upstream method as a function of tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Call:
 
     Args:
         layer: the layer.
-        method: the stock method, called as ``method(layer, edge_index, size=..., **kwargs)``.
+        method: the upstream method, called as ``method(layer, edge_index, size=..., **kwargs)``.
         names: names of the arguments of the layer's steps, such as ``x_j``.
         num_edges: ``E``.
         size: the numbers of nodes that row 0 and row 1 of ``edge_index`` refer to, None where they are not known.
@@ -206,10 +206,11 @@ class Call:
             return []
         return [FIRST + i for i, t in enumerate(self.tensors) if t.requires_grad and t.is_floating_point()]
 
-    # The stock method as a function ---------------------------------------------------------------------------------
+    # The upstream method as a function
+    # ---------------------------------------------------------------------------------
 
     def run(self, sizes: Sizes, ends: Tensor, ids: Tensor, seed: Tensor, *tensors: Tensor) -> tuple:
-        """The stock method's results for other tensors, then the tensors that it writes into attributes.
+        """The upstream method's results for other tensors, then the tensors that it writes into attributes.
 
         Sets ``structure`` and ``writes``. The layer's state is as before afterwards.
         """
@@ -254,7 +255,7 @@ class Call:
         return (*leaves, *written)
 
     def _called(self, ends: Tensor, size: tuple[int, int], given: dict[str, Any]) -> Any:
-        """Calls the stock method with other arguments."""
+        """Calls the upstream method with other arguments."""
         return self.method(self.layer, ends, size=size, **given)
 
 

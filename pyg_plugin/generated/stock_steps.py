@@ -1,4 +1,4 @@
-"""The stock methods of a generated layer's class, which PyG writes anew for each class."""
+"""The upstream methods of a generated layer's class, which PyG writes anew for each class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORIGINAL = {
 
 
 def keep_stock_steps(cls: type, base: Optional[type]) -> None:
-    """Keeps the stock methods of a class, and deletes those that PyG has written into it, which would hide ours."""
+    """Keeps the upstream methods of a class, and deletes those that PyG has written into it, which would hide ours."""
     steps = {}
     for step in ORIGINAL:
         holder = base or cls
@@ -30,7 +30,7 @@ def keep_stock_steps(cls: type, base: Optional[type]) -> None:
 
 
 def stock_step(layer, step: str):
-    """The stock method ``step`` of a layer, as a function of the layer."""
+    """The upstream method ``step`` of a layer, as a function of the layer."""
     if layer._explain or layer._decomposed_layers != 1:
         return ORIGINAL[step]
     steps = vars(type(layer)).get("_stock_steps_of")

@@ -41,7 +41,7 @@ class HeteroLinear(Scriptable, FusedLayer, linear.HeteroLinear):
         return refusals or tracing_refusals()
 
     def _stock_forward(self, x, type_vec):
-        # The stock layer reads and writes beyond the ends of its tensors for types of another number.
+        # The upstream layer reads and writes beyond the ends of its tensors for types of another number.
         both = isinstance(x, Tensor) and isinstance(type_vec, Tensor)
         if both and type_vec.shape != x.shape[:1] and not hasattr(self, "_hook"):
             raise ValueError(f"type_vec must have shape [N] = {list(x.shape[:1])}, got {list(type_vec.shape)}")

@@ -1,4 +1,4 @@
-"""What calls of layers did: how often each layer ran fused, generated or as the stock layer, and why.
+"""What calls of layers did: how often each layer ran fused, generated or as the upstream layer, and why.
 
 Layers call :func:`ran_fused`, :func:`ran_generated` or :func:`ran_stock` once for each call. A thread counts in
 dictionaries of its own, which no other thread writes, so a count takes no lock. Code that torch.compile traces is noted
@@ -106,7 +106,7 @@ def ran_generated(layer: Any, how: str, text: Callable[[], str]) -> None:
 
 
 def ran_stock(key: Any, layer: Any, reasons: Sequence[str]) -> None:
-    """Counts a call that runs as the stock layer or function, and warns of it once for each reason."""
+    """Counts a call that runs as the upstream layer or function, and warns of it once for each reason."""
     if _mine.recorded is None:
         why = "; ".join(reasons)
         known = _warned.setdefault(key, set())

@@ -1,6 +1,6 @@
 """Batches of small graphs: the number of chords of a molecule is its class.
 
-The stock side has PyG's loader and batches. Ours has those of :class:`edgeless.pyg.loader.PaddedLoader`, and
+The upstream side has PyG's loader and batches. Ours has those of :class:`edgeless.pyg.loader.PaddedLoader`, and
 :func:`edgeless.capture_step`, which replays steps on a GPU and runs them as they are written on the CPU.
 """
 

@@ -39,7 +39,7 @@ def check(parts: int) -> None:
 
 
 def run(args: argparse.Namespace, config: dict, stock_name: str) -> int:
-    """Trains on all processes, the stock layers before that on the first one alone; the first prints the table."""
+    """Trains on all processes, the upstream layers before that on the first one alone; the first prints the table."""
     device = ed.init("cuda" if config["device"].startswith("cuda") else "cpu", timeout=TIMEOUT)
     if dist.is_initialized() and device.type == "cpu" and args.threads is None:
         torch.set_num_threads(max(1, config["threads"] // dist.get_world_size()))
