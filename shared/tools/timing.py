@@ -49,6 +49,17 @@ def in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line}"[:100]
 
 
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """A clock in milliseconds that first waits for all work queued on the device."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return 1e3 * time.perf_counter()
+
+    return now
+
+
 @dataclass
 class Timer:
     """How runs are timed.

@@ -86,6 +86,33 @@ class Total:
     in_tiles: bool = False
 
 
+class FunctorLines:
+    """The lines of a functor that compute a pass's products on tensor cores, by where they stand in it.
+
+    Args:
+        parameter_bytes: shared memory for parameters, in front of the products' rows.
+
+    Attributes:
+        bytes: the shared memory in front of the warps' rows.
+        floats: the shared memory of a warp's rows, in floats.
+        finish: (call, columns of its parts) for each sum over all edges.
+        registers, least_registers: the registers of a thread beside the others, and the least in all.
+    """
+
+    def __init__(self, parameter_bytes: int):
+        self.bytes = (parameter_bytes + 15) // 16 * 16
+        self.floats = self.registers = self.least_registers = 0
+        self.constants: list[str] = []
+        self.fills: list[str] = []
+        self.members: list[str] = []
+        self.own: list[str] = []
+        self.choose: list[str] = []
+        self.begin: list[str] = []
+        self.put: list[str] = []  # after the statements of an edge
+        self.close: list[str] = []
+        self.finish: list[tuple[str, int]] = []
+
+
 @dataclass
 class Text:
     """The text of a kernel, and the tensors that its pointers refer to.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from .parts import stored_type
+from .parts import FunctorLines, stored_type
 from .products import EdgeProduct, EdgeProducts, Phase, Staged
 from .rows import padded
 
@@ -17,7 +17,7 @@ SM_BYTES, MOST_SHARED = 224 << 10, 92 << 10  # shared memory of an SM, and the m
 MOST_AHEAD = 64  # registers for the prefetched loads of a phase
 
 
-class ProductText:
+class ProductText(FunctorLines):
     """The lines of a functor that compute a pass's products by edge.
 
     Args:
@@ -27,21 +27,11 @@ class ProductText:
     """
 
     def __init__(self, products: EdgeProducts, parameter_bytes: int, piece_bytes: int):
+        super().__init__(parameter_bytes)
         self.products, self.writer = products, products.writer
-        self.bytes = (parameter_bytes + 15) // 16 * 16
         self.piece_bytes = piece_bytes
         self.room = MOST_SHARED - piece_bytes
-        self.constants: list[str] = []
-        self.fills: list[str] = []
-        self.members: list[str] = []
-        self.choose: list[str] = []
-        self.own: list[str] = []
-        self.begin: list[str] = []
-        self.put: list[str] = []
-        self.close: list[str] = []
-        self.finish: list[tuple[str, int]] = []  # (call, columns of its parts)
         self.start: list[str] = []
-        self.registers = self.floats = self.least_registers = 0
         self.edges = 32  # edges of a warp's window
 
     @property

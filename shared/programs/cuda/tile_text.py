@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .parts import stored_type
+from .parts import FunctorLines, stored_type
 from .tiles import PAD, Matrix, Rows, Tiles, rest, row_of
 
 WARPS, EDGES = 4, 16  # warps of a block, edges of a tile
 
 
-class TileText:
+class TileText(FunctorLines):
     """The lines of a functor that compute a pass's products on tiles, if it has any.
 
     Args:
@@ -19,23 +19,11 @@ class TileText:
     """
 
     def __init__(self, tiles: Tiles, parameter_bytes: int):
+        super().__init__(parameter_bytes)
         self.tiles, self.writer = tiles, tiles.writer
-        self.bytes = (parameter_bytes + 15) // 16 * 16
-        self.floats = 0  # shared memory of a warp, in floats
-        self.constants: list[str] = []
-        self.fills: list[str] = []
         self.matrices: dict[tuple, str] = {}
-        self.put: list[str] = []  # statements by which lanes write their values of an edge
-        self.members: list[str] = []
-        self.own: list[str] = []
-        self.begin: list[str] = []
-        self.choose: list[str] = []
-        self.close: list[str] = []
-        self.finish: list[tuple[str, int]] = []  # (call, columns of its parts)
-        self.registers = 0
 
     in_step = False  # warps do not wait for each other
-    least_registers = 0
 
     def write(self, output: Callable) -> None:
         """Writes the lines; ``output`` makes a pointer to a result by edge."""

@@ -17,14 +17,13 @@ from torch import Tensor
 import edgeless
 from edgeless.tools import timing
 from edgeless.tools.cli.console import milliseconds, plus_minus, print_table, times
-from edgeless.tools.cli.devices import UsageError, describe_device, installed
+from edgeless.tools.cli.devices import describe_device, installed
 from edgeless.tools.cli.layers import LAYERS, call_layer, make_input, make_layer
 from edgeless.tools.cli.relations import TypedInput, renewed_graph
-from edgeless.tools.timing import Timing, in_a_line
+from edgeless.tools.timing import Timing, clock_of, in_a_line
 
 from .graphs import BenchGraph
-from .minibatch import clock_of
-from .peers import LAYER_PEERS, ours
+from .peers import LAYER_PEERS, ours, wanted_of
 from .work import Case
 
 PEERS = ("pyg", "edgeless-pyg", "dgl", "edgeless-dgl")
@@ -48,11 +47,8 @@ class Step:
 
 
 def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
-    """The peers that the user named, or all of them."""
-    chosen = [peer for peer in wanted or PEERS if peer in PEERS]
-    if not chosen:
-        raise UsageError(f"--peers {' '.join(wanted)}: for --new-graphs there are {', '.join(PEERS)}")
-    return chosen
+    """The wanted peers of this benchmark, or all of them."""
+    return wanted_of("--new-graphs", wanted, PEERS)
 
 
 class Net(torch.nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Optional, Union
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 import edgeless
 from edgeless.choices.engines import waits_for_gpu
 from edgeless.plan.recording import record
+from edgeless.tools.cli.devices import UsageError
 from edgeless.tools.cli.layers import EVERY_LAYER, make_input, make_layer
 
 from .graphs import BenchGraph
@@ -44,6 +45,18 @@ OP_PEERS = ("plain", "plain-compiled", "dgl", "torch-csr", "edgeless", *ENGINE_P
 
 class Refused(Exception):
     """Raised with the reason why a peer does not compute a case."""
+
+
+def wanted_of(option: str, wanted: Optional[Sequence[str]], known: Sequence[str]) -> list[str]:
+    """The wanted peers among those that an option of the bench knows, or all of them if none are named.
+
+    Raises:
+        UsageError: the option knows none of the wanted peers.
+    """
+    chosen = [peer for peer in wanted or known if peer in known]
+    if not chosen:
+        raise UsageError(f"--peers {' '.join(wanted)}: for {option} there are {', '.join(known)}")
+    return chosen
 
 
 def ours(peer: str) -> bool:

@@ -23,10 +23,10 @@ import edgeless
 from edgeless import padding
 from edgeless.tools.cli.console import milliseconds, plus_minus, print_table, times
 from edgeless.tools.cli.devices import UsageError, describe_device, installed
-from edgeless.tools.timing import Timing, in_a_line
+from edgeless.tools.timing import Timing, clock_of, in_a_line
 
 from .graphs import BenchGraph
-from .minibatch import clock_of
+from .peers import wanted_of
 
 PEERS = ("pyg", "pyg-compiled", "pyg-reduce-overhead", "edgeless-pyg", "edgeless-pyg-captured")
 WIDTH, BONDS, DEPTH, CLASSES = 64, 16, 4, 7
@@ -82,9 +82,7 @@ def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
     Raises:
         UsageError: none of them trains, or PyG is not installed.
     """
-    chosen = [peer for peer in wanted or PEERS if peer in PEERS]
-    if not chosen:
-        raise UsageError(f"--peers {' '.join(wanted)}: for --training there are {', '.join(PEERS)}")
+    chosen = wanted_of("--training", wanted, PEERS)
     if not installed("pyg"):
         raise UsageError("--training needs PyG: pip install 'edgeless[pyg]'")
     return chosen
