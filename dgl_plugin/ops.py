@@ -376,7 +376,9 @@ for _name in _PLANS:
 
 
 def _tensor_refusal(handle: Graph, name: str, x, rows: int) -> Optional[str]:
-    """Why the kernels do not support ``x`` as a tensor of ``rows`` rows, or None. DGL raises its own error for it."""
+    """Returns why the kernels do not support ``x`` as a tensor of ``rows`` rows, or None. DGL raises its own error for
+    it.
+    """
     if not isinstance(x, Tensor):
         return f"{name} is a {type(x).__name__}, not a Tensor"
     if x.dim() == 0 or x.size(0) != rows:

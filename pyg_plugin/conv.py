@@ -208,7 +208,7 @@ class FusedConv(Scriptable, FusedLayer):
         return any(function is None or function not in known for function in own)
 
     def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
-        """Why the kernels do not support ``edge_attr``; None if they do or there is no ``edge_attr``."""
+        """Returns why the kernels do not support ``edge_attr``; None if they do or there is no ``edge_attr``."""
         lin = self.lin_edge
         if edge_attr is None:
             return None
@@ -328,7 +328,7 @@ def _steps_of(cls: type) -> tuple:
 
 
 def _attention_rule(stock: type) -> Callable[[Any], bool]:
-    """When an upstream forward returns the attention: for any bool, False too, or for a true value, by PyG version."""
+    """The condition for an upstream forward to return the attention: any bool, or a true value, by PyG version."""
     if "isinstance(return_attention_weights, bool)" in inspect.getsource(stock.forward):
         return lambda value: isinstance(value, bool)
     return bool

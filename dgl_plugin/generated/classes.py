@@ -58,7 +58,7 @@ _PASSES: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 def passes_messages(cls: type) -> bool:
-    """Whether the methods of a class call ``apply_edges()``, ``update_all()`` or ``edge_softmax()``."""
+    """Returns whether the methods of a class call ``apply_edges()``, ``update_all()`` or ``edge_softmax()``."""
     if cls not in _PASSES:
         own = [base for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch" and base is not object]
         _PASSES[cls] = any(_calls(value) for base in own for value in vars(base).values())

@@ -135,7 +135,7 @@ def _for_good(reason: str) -> Refused:
 
 
 def _is_op_of_dgl(value: Value) -> bool:
-    """Whether DGL computes a value from tensors in one op, without another tensor by edge.
+    """Returns whether DGL computes a value from tensors in one op, without another tensor by edge.
 
     Two cases were measured slower than a program and are excluded: a narrow edge operand with a wide node operand, and
     a dot product.

@@ -164,12 +164,12 @@ def computed(tree: Any) -> Any:
 
 
 def is_view(name: str) -> bool:
-    """Whether the result of a function of this name may share memory with its argument."""
+    """Returns whether the result of a function of this name may share memory with its argument."""
     return name in _VIEWS
 
 
 def may_record(name: str, args: tuple, kwargs: dict, by_edge: bool) -> bool:
-    """Whether a call may be recorded, judged by its name and its plain arguments.
+    """Returns whether a call may be recorded, judged by its name and its plain arguments.
 
     Args:
         by_edge: whether edge values are among the arguments; on node values only views are recorded.

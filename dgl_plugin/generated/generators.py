@@ -17,7 +17,7 @@ class Generators:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
 
     def have_drawn(self) -> bool:
-        """Whether random numbers were drawn since."""
+        """Returns whether random numbers were drawn since."""
         now = self._now(self._device)
         return any(not torch.equal(a, b) for a, b in zip(self._states, now))
 

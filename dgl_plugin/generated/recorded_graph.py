@@ -72,7 +72,7 @@ class RecordedGraph:
         self._set_n_repr(destination, ALL, data)
 
     def _records(self) -> bool:
-        """Whether the graph still has the edges of the call, and so records."""
+        """Returns whether the graph still has the edges of the call, and so records."""
         recorder = self._recorder
         return recorder is not None and self._graph is recorder.index and not recorder.ended
 

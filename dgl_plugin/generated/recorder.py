@@ -149,8 +149,8 @@ class Recorder:
         return made[0] if isinstance(found, tuple) else tuple(made)
 
     def _is_apart(self, rows: Any) -> bool:
-        """Whether torch computes a linear map of edge rows as an op of its own, since several walks would compute it
-        again.
+        """Returns whether torch computes a linear map of edge rows as an op of its own, since several walks would
+        compute it again.
         """
         wide = isinstance(rows, Value) and not rows.over_graph and rows.shape[-1] >= computing.WIDE
         return wide and self.choice == "auto" and self.device.type == "cpu" and self.layer in computing.apart
@@ -217,7 +217,7 @@ class Recorder:
     # Computing -------------------------------------------------------------------------------------------------------
 
     def requires_grad(self, value: Value) -> bool:
-        """Whether the tensor of a value would require a gradient."""
+        """Returns whether the tensor of a value would require a gradient."""
         return self.grad and any(each.op is None and each.tensor.requires_grad for each in expressions.ordered([value]))
 
     def tensor_of(self, deferred: Deferred) -> Tensor:

@@ -77,7 +77,9 @@ class DGLLayer(FusedLayer):
         return reasons
 
     def _input_refusal(self, relation: Relation, feat) -> Optional[str]:
-        """Why the kernels do not support ``feat``, a Tensor or a pair, or None. The upstream layer raises the error."""
+        """Returns why the kernels do not support ``feat``, a Tensor or a pair, or None. The upstream layer raises the
+        error.
+        """
         handle = relation.handle
         sizes = (handle.num_src, handle.num_dst)
         if isinstance(feat, tuple):

@@ -100,7 +100,9 @@ def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, s
 
 
 def _may_be_deferred(edge_index) -> bool:
-    """Whether an ``edge_updater()`` may be deferred. By default it may not on CUDA, where that was not measured."""
+    """Returns whether an ``edge_updater()`` may be deferred. By default it may not on CUDA, where that was not
+    measured.
+    """
     return type(edge_index) is Tensor and (edge_index.device.type != "cuda" or generate_choice() != "auto")
 
 
@@ -139,7 +141,9 @@ def _run_joined(layer, names, edge_index, kwargs: dict) -> Any:
 
 
 def _is_tiny(edge_index) -> bool:
-    """Whether the upstream method certainly runs, so that a small call need not take the time of the other checks."""
+    """Returns whether the upstream method certainly runs, so that a small call need not take the time of the other
+    checks.
+    """
     return (
         type(edge_index) is Tensor
         and edge_index.size(-1) < worth.TINY
@@ -268,13 +272,13 @@ def run_call(
 
 
 def _is_as_deferred(call: JoinedCall, part: edge_values.Pending) -> bool:
-    """Whether a deferred call of ``edge_updater()`` would still have the same program and the same state."""
+    """Returns whether a deferred call of ``edge_updater()`` would still have the same program and the same state."""
     alone = call.alone(part)
     return PROGRAMS.known(alone.key()) is part.program and part.has_state(alone.tensors[alone.first_own :])
 
 
 def may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict, width: int = 1) -> bool:
-    """Whether a recalled program may run on a graph. If not, the full checks of a call find the reason."""
+    """Returns whether a recalled program may run on a graph. If not, the full checks of a call find the reason."""
     program, num_edges = recalled.program, graph.num_edges
     approved = num_edges, graph.index_dtype
     if recalled.approved == approved and not program.needs_last:

@@ -125,11 +125,11 @@ class Pending:
         return self._seed
 
     def is_unchanged(self) -> bool:
-        """Whether the tensors that the call reads have not been written since."""
+        """Returns whether the tensors that the call reads have not been written since."""
         return [tensor._version for tensor in self.read] == self._versions
 
     def has_state(self, own: list[Tensor]) -> bool:
-        """Whether ``own`` are the tensors that the layer had at the call."""
+        """Returns whether ``own`` are the tensors that the layer had at the call."""
         return len(own) <= len(self.tensors) and all(
             map(operator.is_, own, self.tensors[len(self.tensors) - len(own) :])
         )

@@ -44,7 +44,9 @@ LAYERS: weakref.WeakKeyDictionary[Any, Union[Whole, str]] = weakref.WeakKeyDicti
 
 
 def runs_whole(layer) -> bool:
-    """Whether a layer was observed to make edge tensors, and no reason against a program of its forward is known."""
+    """Returns whether a layer was observed to make edge tensors, and no reason against a program of its forward is
+    known.
+    """
     return isinstance(LAYERS.get(layer), Whole)
 
 

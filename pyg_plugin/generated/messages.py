@@ -282,7 +282,7 @@ def join_arguments(kwargs: dict[str, Any], parts: list, values: dict[str, Any], 
 
 
 def _means_the_same(name: str, one_set: bool, names, edge_names) -> bool:
-    """Whether an argument that both steps have under one name has the same index space in both."""
+    """Returns whether an argument that both steps have under one name has the same index space in both."""
     ends = [{end for end in "ij" if f"{name}_{end}" in of} for of in (names, edge_names)]
     return all(ends) if one_set and any(ends) else ends[0] == ends[1]
 

@@ -52,7 +52,7 @@ def updates_edges(layer) -> bool:
 
 
 def overrides(cls: type, step: str) -> bool:
-    """Whether a user's class overrides ``step``, ``propagate()`` or ``edge_updater()``."""
+    """Returns whether a user's class overrides ``step``, ``propagate()`` or ``edge_updater()``."""
     for base in cls.__mro__:
         found = vars(base).get(step)
         if found in (None, ORIGINAL[step]) or "_runs_generated" in vars(base):
@@ -63,5 +63,5 @@ def overrides(cls: type, step: str) -> bool:
 
 
 def is_template(function: Any, cls: type, step: str) -> bool:
-    """Whether a method ``step`` of a class is the one that PyG has written for it."""
+    """Returns whether a method ``step`` of a class is the one that PyG has written for it."""
     return getattr(function, "__module__", "").endswith(f"_{cls.__name__}_{step}")

@@ -121,7 +121,7 @@ class _ExtraRepr:
         return f"{own}\n{report}" if own else report
 
     def __reduce_ex__(self, protocol):
-        """As :meth:`_Forward.__reduce_ex__`."""
+        """Does the same as :meth:`_Forward.__reduce_ex__`."""
         return getattr, (self.owner._model(), "extra_repr")
 
 

@@ -107,7 +107,7 @@ def _heard(faults: list[str]) -> Iterator[None]:
 
 
 def _warns(frame: Optional[FrameType]) -> bool:
-    """Whether a call comes from Python's warnings, which a replay need not repeat."""
+    """Returns whether a call comes from Python's warnings, which a replay need not repeat."""
     while frame is not None and frame.f_globals.get("__name__") not in ("warnings", "_py_warnings"):  # from 3.14 on
         frame = frame.f_back
     return frame is not None

@@ -1,4 +1,4 @@
-"""How captures observe a call: a mode of torch notes the tensors that ops read; kernels without an op report theirs."""
+"""Observes calls for captures: a mode of torch notes the tensors that ops read; kernels without an op report theirs."""
 
 from __future__ import annotations
 

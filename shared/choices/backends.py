@@ -183,7 +183,7 @@ def _joined_by(layer: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _joins(module: torch.nn.Module) -> bool:
-    """Whether a module is a layer that calls other layers and joins their results."""
+    """Returns whether a module is a layer that calls other layers and joins their results."""
     return hasattr(LAYERS.get(type(module), type(module)), "_joins_layers")
 
 
@@ -280,17 +280,19 @@ def register_family(
 
 
 def is_ours(module: torch.nn.Module) -> bool:
-    """Whether a module is a layer of edgeless, whose calls are reported."""
+    """Returns whether a module is a layer of edgeless, whose calls are reported."""
     return hasattr(module, "_fusion_refusals") or hasattr(module, "_explanation")
 
 
 def is_family(module: torch.nn.Module) -> bool:
-    """Whether a module is a layer of a framework that edgeless knows."""
+    """Returns whether a module is a layer of a framework that edgeless knows."""
     return any(is_layer(module) for is_layer in FAMILIES.values())
 
 
 def is_graph_layer(module: torch.nn.Module) -> bool:
-    """Whether a module is a layer of edgeless, or one of a framework that passes messages or has a fused version."""
+    """Returns whether a module is a layer of edgeless, or one of a framework that passes messages or has a fused
+    version.
+    """
     return is_ours(module) or type(module) in LAYERS or is_family(module)
 
 

@@ -296,7 +296,7 @@ def _decides(graph: Graph, x: Tensor, weight: Optional[Tensor]) -> bool:
 
 
 def _decides_dot(graph: Graph, dtype: torch.dtype, heads: int, head_dim: int) -> bool:
-    """Does the same for dot product attention and, if the graph has both directions, its backward."""
+    """Like :func:`_decides`, for dot product attention and, if the graph has both directions, its backward."""
     if not tuner.may_decide(graph):
         return False
     passes = (False, True) if len(sides_of(graph)) > 1 else (False,)

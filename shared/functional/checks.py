@@ -103,7 +103,8 @@ def cast(tensor: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
 
 
 def runs_reference(call: str, device: torch.device, op: str = "attention") -> bool:
-    """Whether ``call`` runs in plain PyTorch: the backend asks for it, or there is no kernel of ``op`` for the device.
+    """Returns whether ``call`` runs in plain PyTorch: the backend asks for it, or there is no kernel of ``op`` for the
+    device.
 
     Raises:
         NotFusedError: there is no kernel, and the backend is ``"fused"``.

@@ -17,7 +17,7 @@ _RETURNABLE = ("softmax", "dropped")
 
 
 class EdgeOptions(NamedTuple):
-    r"""What attention does with every edge beside its score.
+    r"""The options of attention that concern every edge, beside its score.
 
     With the logit :math:`s_{je}` of an edge e from a source j, the dropout mask :math:`m_e` and :attr:`edge_scale`
     :math:`c_e`, a destination's result is :math:`\sum_e c_e\, m_e\, \mathrm{softmax}_e(s_{je})\, v_j`.

@@ -33,7 +33,7 @@ class DeferredChecks:
 
     @property
     def any(self) -> bool:
-        """Whether the recording has made checks."""
+        """True if the recording has made checks."""
         return bool(self._words)
 
     def ids(self, name: str, ids: Tensor, limit_name: str, limit: int) -> Tensor:

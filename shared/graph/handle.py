@@ -268,7 +268,8 @@ class Graph(Keeper):
 
     @classmethod
     def from_sparse_tensor(cls, adj_t) -> Graph:
-        """From a ``torch_sparse.SparseTensor`` ``[num_dst, num_src]``. Edge ids follow its stored order, by rows.
+        """A graph from a ``torch_sparse.SparseTensor`` ``[num_dst, num_src]``. Edge ids follow its stored order, by
+        rows.
 
         Example:
             >>> import torch
@@ -283,7 +284,7 @@ class Graph(Keeper):
 
     @classmethod
     def from_torch_sparse(cls, adj_t: Tensor) -> Graph:
-        """From a ``torch.sparse`` COO or CSR matrix ``[num_dst, num_src]``. Edge ids follow its stored order.
+        """A graph from a ``torch.sparse`` COO or CSR matrix ``[num_dst, num_src]``. Edge ids follow its stored order.
 
         The duplicates of an uncoalesced matrix become multi-edges. Values are ignored.
 
@@ -313,7 +314,7 @@ class Graph(Keeper):
 
     @classmethod
     def from_pyg(cls, edge_index) -> Graph:
-        """From a ``torch_geometric.EdgeIndex``: row 0 has the sources, row 1 the destinations.
+        """A graph from a ``torch_geometric.EdgeIndex``: row 0 has the sources, row 1 the destinations.
 
         The row pointers that an EdgeIndex caches are not used: they go stale after in-place edits, and checking them
         takes as long as sorting.
@@ -439,12 +440,12 @@ class Graph(Keeper):
 
     @property
     def has_csr(self) -> bool:
-        """Whether :attr:`csr` is already built."""
+        """True if :attr:`csr` is already built."""
         return CSR in self._formats
 
     @property
     def has_csc(self) -> bool:
-        """Whether :attr:`csc` is already built, with or without edge ids."""
+        """True if :attr:`csc` is already built, with or without edge ids."""
         return CSC in self._formats or CSC_ROWS in self._formats or bool(self._is_symmetric)
 
     def _ends(self):
@@ -482,7 +483,7 @@ class Graph(Keeper):
 
     @property
     def has_zero_in_degree(self) -> bool:
-        """Whether some destination has no in-edge."""
+        """True if some destination has no in-edge."""
         return self.format("zero in-degree", _has_zero_in_degree)
 
     @property

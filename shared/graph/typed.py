@@ -119,7 +119,8 @@ class TypedGraph(Keeper):
         num_src: Optional[int] = None,
         num_dst: Optional[int] = None,
     ) -> TypedGraph:
-        """From ``edge_index`` ``[2, E]`` and ``edge_type`` ``[E]``; sizes as in :meth:`Graph.from_edge_index`.
+        """A typed graph from ``edge_index`` ``[2, E]`` and ``edge_type`` ``[E]``; sizes as in
+        :meth:`Graph.from_edge_index`.
 
         Raises:
             TypeError, ValueError, IndexError: as :meth:`Graph.from_edge_index`, or edge_type does not fit.

@@ -212,7 +212,7 @@ class WsbFormat(HeldByCore):
         self.learn(graph, 0.0)
 
     def knows(self, graph: Graph, least: float) -> bool:
-        """Whether :meth:`learn` has already examined all formats of the graph."""
+        """Returns whether :meth:`learn` has already examined all formats of the graph."""
         return self._seen.get(least) == tuple(graph._formats)
 
     def learn(self, graph: Graph, least: float) -> None:

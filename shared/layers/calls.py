@@ -1,4 +1,4 @@
-"""What calls of layers did: how often each layer ran fused, generated or as the upstream layer, and why.
+"""Counts the calls of layers: how often each layer ran fused, generated or as the upstream layer, and why.
 
 Layers call :func:`ran_fused`, :func:`ran_generated` or :func:`ran_stock` once for each call. A thread counts in
 dictionaries of its own, which no other thread writes, so a count takes no lock. Code that torch.compile traces is noted
@@ -138,7 +138,7 @@ def recording(plans: bool = False, *, ahead: bool = False):
 
 
 def looks_ahead() -> bool:
-    """Whether this thread's calls are recorded by :func:`recording` with ``ahead``."""
+    """Returns whether this thread's calls are recorded by :func:`recording` with ``ahead``."""
     return _mine.ahead
 
 

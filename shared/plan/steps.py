@@ -358,8 +358,8 @@ def most_fused_width(device: torch.device, dtype: torch.dtype, wide_index: bool 
 
 
 def takes_widths(most: int, dtype: torch.dtype, in_and_out: tuple[int, int]) -> bool:
-    """Whether the fused kernels support these widths: at most ``most`` (:func:`most_fused_width`) and whole vectors of
-    16 bytes. Widths may be symbolic sizes of a torch.compile program.
+    """Returns whether the fused kernels support these widths: at most ``most`` (:func:`most_fused_width`) and whole
+    vectors of 16 bytes. Widths may be symbolic sizes of a torch.compile program.
     """
     return all(0 < width <= most and width * dtype.itemsize % 16 == 0 for width in in_and_out)
 

@@ -138,7 +138,7 @@ def _node_counts(sizes: Sizes, program: Program) -> tuple[int, int]:
 
 
 def _change_by_order(program: Program, function: Callable, arguments: Sequence[Argument], sizes: Sizes) -> float:
-    """How much the function's own gradients change, relative by norm, if the sample's edges come in another order."""
+    """The change of the function's own gradients, relative by norm, if the sample's edges come in another order."""
     generator = torch.Generator().manual_seed(20)
     ends = _sample_ends(sizes, generator, loops=True)
     order = torch.randperm(sizes.edges, generator=generator)

@@ -144,7 +144,7 @@ class Program:
 
     @functools.cached_property
     def divides_extrema(self) -> bool:
-        """Whether the program computes gradients of extrema."""
+        """True if the program computes gradients of extrema."""
         plans = [plan for plan in (self.plan, self.backward_plan) if plan is not None]
         return any(node.target is ops.share for plan in plans for step in plan.steps for node in step.ops)
 
@@ -171,7 +171,9 @@ class Program:
         self.backward = Interpreter(self.backward_plan, self.receiving, backward=True) if self.backward_plan else None
 
     def ready(self, graph: Graph) -> bool:
-        """Whether compiled code or generated kernels can run all walks; starts to compile the code that is missing."""
+        """Returns whether compiled code or generated kernels can run all walks; starts to compile the code that is
+        missing.
+        """
         if graph.device.type == "cuda":
             runs = [run for run in (self.forward, self.backward) if run is not None]
             return all(run.all_on_cuda(graph.device) for run in runs)
@@ -179,8 +181,9 @@ class Program:
         return all(ready)
 
     def may_run_compiled(self, graph: Graph) -> bool:
-        """Whether walks that have compiled code may run it. In a program with gradients of extrema either all walks or
-        none do, since the backward computes messages again to find equal ones, which must be rounded as in the forward.
+        """Returns whether walks that have compiled code may run it. In a program with gradients of extrema either all
+        walks or none do, since the backward computes messages again to find equal ones, which must be rounded as in the
+        forward.
         """
         return not self.divides_extrema or self.ready(graph)
 
@@ -270,8 +273,9 @@ def _is_by_edge(node: Node) -> bool:
 
 
 def _is_kept(node: Node) -> bool:
-    """Whether a forward may keep the value for its backward: a fold, a sum over all edges, or an extremum or its
-    argument."""
+    """Returns whether a forward may keep the value for its backward: a fold, a sum over all edges, or an extremum or
+    its argument.
+    """
     if node.target is operator.getitem:
         return is_fold(node.args[0])
     if node.op != "call_function":

@@ -1,4 +1,4 @@
-"""Whether a program is profitable, for ``EDGELESS_GENERATE=auto``: it must not be slower than the upstream layer.
+"""Decides whether a program is profitable, for ``EDGELESS_GENERATE=auto``: it must not be slower than upstream.
 
 Work is counted in elements of messages: edges times the elements of the widest edge value. The thresholds are those of
 note 0073.
@@ -128,8 +128,8 @@ def refuse_products(program, graph: Graph) -> None:
 
 
 def are_hooked() -> bool:
-    """Whether hooks see saved tensors. A checkpoint, which has such hooks, calls a function twice and compares the
-    saved tensors, so nothing that was computed or compiled in between may change the choice.
+    """Returns whether hooks see saved tensors. A checkpoint, which has such hooks, calls a function twice and compares
+    the saved tensors, so nothing that was computed or compiled in between may change the choice.
     """
     return torch.is_grad_enabled() and hooks_of_saved_tensors() is not None
 

@@ -62,7 +62,7 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 @dataclass
 class Timer:
-    """How runs are timed.
+    """Times runs of peers in turns.
 
     Attributes:
         device: CUDA runs are timed by events, CPU runs by the clock.

@@ -43,7 +43,7 @@ class Conflict(Exception):
 
 
 def is_cheap(item: Item) -> bool:
-    """Whether computing the item again costs nothing."""
+    """Returns whether computing the item again costs nothing."""
     return not isinstance(item, Map) or (item.op in ("cast", "neg") and all(map(_is_leaf, item.args)))
 
 

@@ -32,7 +32,7 @@ class Online:
 
 
 def of_row(item: Item) -> bool:
-    """Whether an item of an edge is the same for all edges of a row."""
+    """Returns whether an item of an edge is the same for all edges of a row."""
     if isinstance(item, (RowRead, Number)):
         return True
     if isinstance(item, Operand):

@@ -106,7 +106,7 @@ class ProductText(FunctorLines):
 
     @property
     def in_step(self) -> bool:
-        """Whether the warps of a block wait for each other."""
+        """True if the warps of a block wait for each other."""
         return bool(self.products.outers)
 
     def phase(self, phase: Phase, staged: list[Staged], of_team: int) -> list[str]:

@@ -107,7 +107,7 @@ class EdgeProducts:
 
     @property
     def used(self) -> bool:
-        """Whether the pass has such products."""
+        """True if the pass has such products."""
         return bool(self.products or self.outers)
 
     # What there is ---------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class EdgeProducts:
         return list(item.usual) if id(item) in self.choices else item.parts()
 
     def _chooses(self, item: Item, leaves: set[int]) -> bool:
-        """Whether an item depends on one of the choices other than through rows."""
+        """Returns whether an item depends on one of the choices other than through rows."""
         if id(item) in leaves:
             return False
         of = _reached([item], lambda i: [p for p in i.parts() if id(p) not in leaves and id(p) not in self.products])
@@ -221,7 +221,9 @@ class EdgeProducts:
         self.choices = choices
 
     def _are_computed(self, outers: dict[int, Outer]) -> bool:
-        """Whether there are products besides those that :mod:`tiles` computes, of edge features and their gradients."""
+        """Returns whether there are products besides those that :mod:`tiles` computes, of edge features and their
+        gradients.
+        """
         if any(not (_is_feature(o.left) or _is_feature(o.right)) for o in outers.values()):
             return True
         by_edge = self.writer.stage.by_edge
@@ -250,7 +252,7 @@ class EdgeProducts:
         return self._levels[id(item)]
 
     def is_by_edge(self, item: Item) -> bool:
-        """Whether an item differs from edge to edge of a row."""
+        """Returns whether an item differs from edge to edge of a row."""
         if id(item) not in self._by_edge:
             if isinstance(item, (Draw, EdgeNumber)):
                 found = True
@@ -370,7 +372,7 @@ class EdgeProducts:
         return slots
 
     def chooses(self, item: Map) -> bool:
-        """Whether an item is computed by its usual case."""
+        """Returns whether an item is computed by its usual case."""
         return id(item) in self.choices
 
 
@@ -379,7 +381,7 @@ def _is_feature(item: Item) -> bool:
 
 
 def _rest(*items: Item) -> bool:
-    """Whether rounding to TF32 leaves a remainder for values of all these items."""
+    """Returns whether rounding to TF32 leaves a remainder for values of all these items."""
     return all(item.dtype is torch.float32 for item in items)
 
 

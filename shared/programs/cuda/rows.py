@@ -58,7 +58,7 @@ def padded(count: int) -> int:
 
 
 def is_alike(read: Rows, written: Rows) -> bool:
-    """Whether lanes may write rows to the slot of the rows that they read."""
+    """Returns whether lanes may write rows to the slot of the rows that they read."""
     return read.own and (read.columns, read.dtype) == (written.columns, written.dtype)
 
 

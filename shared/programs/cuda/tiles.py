@@ -89,7 +89,7 @@ class Gradient:
 
 
 def rest(item: Item) -> str:
-    """Whether rounding an item's values to TF32 leaves a remainder, as a literal in C++."""
+    """Returns whether rounding an item's values to TF32 leaves a remainder, as a literal in C++."""
     return str(item.dtype is torch.float32).lower()
 
 
@@ -170,7 +170,7 @@ class Tiles:
 
     @property
     def used(self) -> bool:
-        """Whether the pass has such products."""
+        """True if the pass has such products."""
         return bool(self.products or self.outers or self.gradients)
 
     # What there is ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ _PLACES = {
 
 
 def writes(name: str) -> bool:
-    """Whether a function of this name writes into its first argument."""
+    """Returns whether a function of this name writes into its first argument."""
     return name in _DUNDERS or (name.endswith("_") and not name.endswith("__"))
 
 
@@ -29,7 +29,7 @@ def inplace_place(name: str) -> int:
 
 
 def writes_inside(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether a call passes a true ``inplace``."""
+    """Returns whether a call passes a true ``inplace``."""
     place = _PLACES.get(name)
     if place is None:
         return False

@@ -108,7 +108,7 @@ class Modes(TorchFunctionMode):
 
 
 def _warns_only(frame) -> bool:
-    """Whether PyG's scatter reads requires_grad: without torch_scatter it only warns, and computes the same."""
+    """Returns whether PyG's scatter reads requires_grad: without torch_scatter it only warns, and computes the same."""
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "edgeless"):
         frame = frame.f_back
     caller = "" if frame is None else frame.f_globals.get("__name__", "")

@@ -70,7 +70,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def is_extreme(src: Tensor, best: Tensor) -> Tensor:
-    """Whether messages equal an extremum. Those of more than 16 bits may differ by :func:`tolerance`."""
+    """Returns whether messages equal an extremum. Those of more than 16 bits may differ by :func:`tolerance`."""
     equal = src == best
     if src.element_size() > 2:
         equal = equal | ((src - best).abs() < tolerance(src.dtype) * best.abs())

@@ -108,7 +108,9 @@ class _Recorder(TorchDispatchMode):
 
 
 def _is_composite(func) -> bool:
-    """Whether an op is composed of others. Autograd decomposes it, except in inference mode or inside of another op."""
+    """Returns whether an op is composed of others. Autograd decomposes it, except in inference mode or inside of
+    another op.
+    """
     keys = torch._C.DispatchKey
     return (
         func.namespace == "aten"

@@ -79,7 +79,7 @@ def value_of(node: Node):
 
 
 def is_tensor(node) -> bool:
-    """Whether a node's result is one tensor."""
+    """Returns whether a node's result is one tensor."""
     return isinstance(node, Node) and isinstance(value_of(node), Tensor)
 
 
@@ -105,7 +105,7 @@ def argument(node: Node, position: int, name: str, default=None):
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether an element of the result depends on the same element of the operands alone."""
+    """Returns whether an element of the result depends on the same element of the operands alone."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and (
         torch.Tag.pointwise in target.tags or name_of(node) in _POINTWISE

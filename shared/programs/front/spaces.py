@@ -46,7 +46,7 @@ class Space:
 
     @property
     def rows(self) -> bool:
-        """Whether the value has rows."""
+        """True if the value has rows."""
         return self.kind != PARAMETER
 
     def plain(self) -> Space:
@@ -66,7 +66,7 @@ class Sizes:
 
     @property
     def one_set(self) -> bool:
-        """Whether both ends of the edges are the same nodes."""
+        """True if both ends of the edges are the same nodes."""
         return self.sources == self.destinations
 
     def of(self, kind: str) -> int:

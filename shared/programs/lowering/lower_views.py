@@ -1,4 +1,4 @@
-"""How views, products and reductions of items are lowered; see :mod:`edgeless.programs.lowering.lower`."""
+"""Lowers views, products and reductions of items; see :mod:`edgeless.programs.lowering.lower`."""
 
 from __future__ import annotations
 

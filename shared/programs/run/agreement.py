@@ -1,4 +1,4 @@
-"""Whether two computations of one value in float64 agree."""
+"""Decides whether two computations of one value in float64 agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TOLERANCE, SCALE = 1e-9, 1e-3  # relative by norm, or to the scale for values be
 
 
 def agree(a: Tensor, b: Tensor) -> bool:
-    """Whether values of one shape are equal but for rounding, where they are finite; integers are equal."""
+    """Returns whether values of one shape are equal but for rounding, where they are finite; integers are equal."""
     if a.shape != b.shape:
         return False
     if not b.is_floating_point():

@@ -41,7 +41,7 @@ _mode: Optional[str] = None
 
 
 def compile_mode() -> str:
-    """When walks are compiled: the value of ``EDGELESS_COMPILE_WALKS``, ``"background"`` by default.
+    """The value of ``EDGELESS_COMPILE_WALKS``, which says when walks are compiled; ``"background"`` by default.
 
     Raises:
         ValueError: it has another value than ``"background"``, ``"now"`` or ``"off"``.
@@ -107,7 +107,7 @@ class Code:
         return "interpreted until it is compiled" if self._pending else "interpreted"
 
     def ready(self, graph: Graph, receives: bool) -> bool:
-        """Whether the compiled code can run. Starts to compile it if that has not begun yet.
+        """Returns whether the compiled code can run. Starts to compile it if that has not begun yet.
 
         Args:
             receives: whether the walk goes by the graph's destinations.
@@ -142,8 +142,8 @@ class Code:
         return function(values, graph, sizes, receives)
 
     def _is_double(self, values: dict) -> Optional[bool]:
-        """Whether the values are float64 where the trace had other floats: False if they have the traced dtypes, None
-        if neither holds for all.
+        """Returns whether the values are float64 where the trace had other floats: False if they have the traced
+        dtypes, None if neither holds for all.
         """
         for node, dtype in self._dtypes:
             if values[node].dtype is not dtype:
@@ -226,7 +226,7 @@ def _reads(walk: Walk) -> list[Node]:
 
 
 def _same_winners(a: Tensor, b: Tensor, graph: Graph) -> bool:
-    """Whether two arguments of extrema differ only where equal edges were rounded differently."""
+    """Returns whether two arguments of extrema differ only where equal edges were rounded differently."""
     single = (a != b) & (a >= 0) & (b >= 0)
     ends = graph.edge_index()
     return torch.equal(ends[:, a[single]], ends[:, b[single]])
@@ -320,7 +320,7 @@ class _Function:
 
 
 def _is_moved(operand: Operand) -> bool:
-    """Whether the rows of an operand must be moved to the first dimension."""
+    """Returns whether the rows of an operand must be moved to the first dimension."""
     return operand.kind != "param" and bool(operand.dim or operand.shape[operand.dim] != 1)
 
 

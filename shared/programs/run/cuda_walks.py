@@ -106,7 +106,7 @@ class CudaWalk:
         return len(self.walk.sinks) - in_tiles, sum(total.item.numel for total in totals)
 
     def has_products_by_edge(self) -> bool:
-        """Whether tensor cores multiply values that lanes have computed for an edge."""
+        """Returns whether tensor cores multiply values that lanes have computed for an edge."""
         return any(each.text.by_products for each in self.passes)
 
     def prepare(self, device: torch.device) -> None:

@@ -133,7 +133,7 @@ class Interpreter:
         return walk.code.on_cuda
 
     def all_on_cuda(self, device: torch.device) -> bool:
-        """Whether generated kernels run all walks."""
+        """Returns whether generated kernels run all walks."""
         return not any(isinstance(self.cuda_walk(walk, device), str) for walk in self.plan.walks())
 
     def run_on_cuda(self, walk: Walk, values: dict, graph: Graph, sizes: Sizes) -> Optional[list[Any]]:

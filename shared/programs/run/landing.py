@@ -74,7 +74,7 @@ class Landing:
         self.name = ""
 
     def match(self) -> bool:
-        """Whether all folds have a known form; prepares their ops."""
+        """Returns whether all folds have a known form; prepares their ops."""
         try:
             for output in self.outputs:
                 self._visit(output)
@@ -104,7 +104,7 @@ class Landing:
                 self._visit(operand)
 
     def _edge_only(self, node: Node) -> bool:
-        """Whether a value of edges depends only on edge inputs and parameters."""
+        """Returns whether a value of edges depends only on edge inputs and parameters."""
         if node.op in ("placeholder", "get_attr"):
             return not space_of(node).is_ends
         if space_of(node).kind not in (EDGE, "parameter") or space_of(node).cross or node.target in _OWN:

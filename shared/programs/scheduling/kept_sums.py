@@ -42,7 +42,7 @@ def _sums(node: Node) -> bool:
 
 
 def _factors(node: Node) -> tuple[bool, Counter, Counter]:
-    """Whether a value is the negative of a product, and the factors in the product's numerator and denominator."""
+    """Returns whether a value is a negative product, and the factors in the product's numerator and denominator."""
     name, args = name_of(node) if node.op == "call_function" else "", node.args
     if name == "neg":
         negative, above, below = _factors(args[0])

@@ -164,7 +164,9 @@ class _Rewriter:
         return self.kept[key]
 
     def is_given(self, node: Node, end: int) -> bool:
-        """Whether a value may be other than 0 for nodes without edges. Folds over the edges of that end are 0 there."""
+        """Returns whether a value may be other than 0 for nodes without edges. Folds over the edges of that end are 0
+        there.
+        """
         stack, seen = [node], set()
         while stack:
             node = stack.pop()
@@ -344,7 +346,9 @@ class _Rewriter:
         return True
 
     def pays(self, form) -> bool:
-        """Whether distributing a map is profitable: some leaf of the sum or of the parts is gathered from nodes."""
+        """Returns whether distributing a map is profitable: some leaf of the sum or of the parts is gathered from
+        nodes.
+        """
         if isinstance(form, Sum):
             return any(self.pays(term) for _, term in form.terms)
         if isinstance(form, Cat):

@@ -36,17 +36,17 @@ def operands(node: Node) -> list[Node]:
 
 
 def is_fold(node: Node) -> bool:
-    """Whether a node folds rows of edges into rows of nodes."""
+    """Returns whether a node folds rows of edges into rows of nodes."""
     return node.target in FOLDS
 
 
 def is_total(node: Node) -> bool:
-    """Whether a node sums over all edges."""
+    """Returns whether a node sums over all edges."""
     return node.op == "call_function" and space_of(node).cross == ("total",)
 
 
 def is_local(node: Node) -> bool:
-    """Whether a row of a node's result depends only on the same row of its operands."""
+    """Returns whether a row of a node's result depends only on the same row of its operands."""
     space = node.meta["space"]
     if node.target is ops.rows_with_edges:  # a walk over the rows' edges does not need it
         return False

@@ -108,7 +108,7 @@ def sizes(name: str) -> Optional[tuple[int, int]]:
 
 
 def has_relations(name: str) -> bool:
-    """Whether the graph of that name has types of edges."""
+    """Returns whether the graph of that name has types of edges."""
     return name in twins.RELATIONAL or name in RANDOM or name in MOLECULES
 
 

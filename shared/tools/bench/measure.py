@@ -77,7 +77,7 @@ class Result:
 
 
 def peers_of(case: Case, wanted: Optional[Sequence[str]], device: torch.device) -> list[str]:
-    """Which peers run a case: those that the user named, or the default ones that can run here."""
+    """The peers that run a case: those that the user named, or the default ones that can run here."""
     if wanted is None:
         return [peer for peer in peers.default(case) if _can_run(case, peer, device)]
     chosen = [peer for peer in wanted if peer in peers.known(case)]

@@ -16,7 +16,7 @@ from .work import MODES, Case, Work
 
 
 def is_made_by_runs(peer: str) -> bool:
-    """Whether a peer's first runs prepare later ones: they compile code for its shapes, or record a CUDA graph."""
+    """Returns whether a peer's first runs prepare later ones by compiling code for shapes or recording a CUDA graph."""
     return peer.endswith(("-compiled", "-graphed", "-captured"))
 
 

@@ -66,7 +66,7 @@ class Step:
 
 
 def why_not(peer: str) -> Optional[str]:
-    """What must be installed for a peer to draw batches, or None."""
+    """Returns what must be installed for a peer to draw batches, or None."""
     framework = LAYER_PEERS[peer][0]
     if not installed(framework):
         return f"needs {framework}: pip install 'edgeless[{framework}]'"

@@ -60,7 +60,7 @@ def wanted_of(option: str, wanted: Optional[Sequence[str]], known: Sequence[str]
 
 
 def ours(peer: str) -> bool:
-    """Whether a peer is edgeless."""
+    """Returns whether a peer is edgeless."""
     return peer.startswith("edgeless")
 
 
@@ -183,7 +183,7 @@ def _why_stock(layer: torch.nn.Module, edge_attr: list[Tensor], x: Tensor, autoc
 
 
 def has_torch_sparse() -> bool:
-    """Whether torch_sparse, and so SparseTensor, is installed."""
+    """Returns whether torch_sparse, and so SparseTensor, is installed."""
     return importlib.util.find_spec("torch_sparse") is not None
 
 

@@ -101,7 +101,7 @@ class Work:
         return outs if isinstance(outs, list) else [outs]
 
     def is_replayed(self, mode: str) -> bool:
-        """Whether later runs of the mode replay a CUDA graph."""
+        """Returns whether later runs of the mode replay a CUDA graph."""
         return False
 
     def mode(self, name: str) -> Callable[[], None]:

@@ -23,12 +23,12 @@ class ChildError(RuntimeError):
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """In the child: sends one event to the parent. The event ``result`` is what :func:`run_child` returns."""
+    """Sends one event from the child to the parent. :func:`run_child` returns the event ``result``."""
     print(MARK + json.dumps({"event": kind, **fields}), flush=True)
 
 
 def configuration() -> dict:
-    """In the child: the ``config`` of :func:`run_child`. From here on the child ends with its parent."""
+    """Returns the ``config`` of :func:`run_child` in the child, which from then on ends with its parent."""
     if hasattr(select, "poll"):  # not on Windows
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)  # the pipe to the parent, polled only for its closing

@@ -110,7 +110,7 @@ class _Side(NamedTuple):
 
     @classmethod
     def of(cls, graph: TypedGraph, direction: Compressed, num_rows: int, cut: int) -> _Side:
-        """As ``piece_tiles`` counts them, without its arrays."""
+        """Counts as ``piece_tiles`` does, without its arrays."""
         rows = graph._sorted(direction, cut)[1]
         pieces, of_row = rows.numel(), torch.bincount(rows.long(), minlength=num_rows)
         parts = torch.where(of_row > _HUB, (of_row + _HUB - 1) // _HUB, 0)
