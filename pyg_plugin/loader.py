@@ -64,7 +64,7 @@ class PaddedLoader(DataLoader):
         waste: the fraction of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
         sizes: pairs of nodes and edges to use, instead of choosing them.
         packed: False keeps no packed copy of the data set, and leaves all batches to PyG's collation.
-        device: where the packed data set is kept and batches are made; None: where the data are. On a GPU only the ids
+        device: the device of the packed data set and of the batches; None: that of the data. On a GPU only the ids
             of a batch's graphs are copied for it, and nothing waits. A loader with worker processes has no device.
     Raises:
         TypeError: the data are no ``Data``, or a loader was given settings.

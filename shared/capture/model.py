@@ -89,7 +89,7 @@ class _Calls:
     """
 
     def __init__(self):
-        self.kept: dict[Hashable, list[Recording]] = {}  # by the key of a call; one per state of the model
+        self.kept: dict[Hashable, list[Recording]] = {}  # key of a call -> recordings, one per state of the model
         self.seen: dict[Hashable, list[_Seen]] = {}
 
 

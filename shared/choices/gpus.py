@@ -17,7 +17,7 @@ OLDEST = 80  # compute capability 8.0, for tensor cores of bfloat16 and TF32, an
 # The ops whose kernels need none of these, and therefore run on older GPUs; "graph" stands for building a graph.
 OLDEST_OF = {"graph": 75, "spmm": 75, "sddmm": 75}
 
-_refusals: dict[tuple[int, str], Optional[str]] = {}  # by the index of the device and the op
+_refusals: dict[tuple[int, str], Optional[str]] = {}  # (index of the device, op) -> reason
 
 
 @constant
@@ -30,7 +30,7 @@ def gpu_refusal(device: torch.device, op: str = "attention") -> Optional[str]:
     computed on a GPU, the answer is None.
 
     Args:
-        device: of the kind "cuda"; without an index, the current one.
+        device: a device of type "cuda"; without an index, the current one.
         op: the compiled op, as in :func:`edgeless.choices.backends.kernel_refusal`, or ``"graph"``.
     """
     index = device.index
@@ -63,7 +63,7 @@ def _driver_refusal() -> Optional[str]:
     driver = _driver()
     if driver is None:
         return "the CUDA driver cannot be opened"
-    if not hasattr(driver, "cuLaunchKernelEx"):  # as core_cuda/jit/driver.cpp asks
+    if not hasattr(driver, "cuLaunchKernelEx"):  # the check of core_cuda/jit/driver.cpp
         return "the CUDA driver is older than CUDA 11.8, which the kernels need"
     return None
 

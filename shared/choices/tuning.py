@@ -96,7 +96,7 @@ class Tuner:
         engines: all engine names, in the core's order.
         prepare: (graph, engine) builds the format that an engine needs and keeps it with the graph.
         mode: one of :data:`MODES`; by default ``EDGELESS_TUNING``.
-        file: by default ``EDGELESS_TUNING_FILE``, or else :func:`default_file`.
+        file: the tuning file; by default ``EDGELESS_TUNING_FILE``, or else :func:`default_file`.
         may_wait: returns whether the host may wait for the GPU now.
     Raises:
         ValueError: mode is not one of :data:`MODES`.

@@ -71,8 +71,8 @@ def _packed(kernel: Kernel, architecture: int, packs: Sequence[Pack]) -> Optiona
     return None
 
 
-_images: dict[str, Image] = {}  # by identity
-_locks: dict[str, threading.Lock] = {}  # by identity, so that one thread compiles a kernel that several need
+_images: dict[str, Image] = {}  # identity -> image
+_locks: dict[str, threading.Lock] = {}  # identity -> lock, so that one thread compiles a kernel that several need
 if hasattr(os, "register_at_fork"):  # a forked child lacks the threads that hold the locks
     os.register_at_fork(after_in_child=lambda: _locks.clear())
 

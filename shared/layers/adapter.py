@@ -148,7 +148,7 @@ class FusedLayer:
             try:
                 return self._fused_forward(*inputs)
             except RuntimeError as error:
-                if type(error) is RuntimeError:  # of torch, about widths or dtypes that do not fit
+                if type(error) is RuntimeError:  # torch's error about widths or dtypes that do not fit
                     add_call(error, self, inputs)
                 raise
         elif choice == "fused":

@@ -11,8 +11,8 @@ import torch
 
 from .calls import NotFusedError, name_of
 
-_MOST_CHARACTERS = 200  # of the text that describes a layer
-_MOST_ENTRIES = 4  # of a dictionary or sequence that a message describes
+_MOST_CHARACTERS = 200  # limit of the text that describes a layer
+_MOST_ENTRIES = 4  # limit of the entries that a message lists of a dictionary or sequence
 
 
 def add_call(error: Exception, called: Any, inputs: tuple | dict, reasons: Sequence[str] = ()) -> None:

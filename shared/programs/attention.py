@@ -39,7 +39,7 @@ class _Attention:
         self.dropout, self.weights = dropout, weights
 
     def __call__(self, sizes: Sizes, ends: Tensor, ids: Tensor, seed: Tensor, *tensors: Tensor) -> tuple[Tensor]:
-        from .front import ops  # with the tracer
+        from .front import ops  # imports the tracer
 
         given: list[Optional[Tensor]] = [None] * len(_NAMES)
         for place, tensor in zip(self.places, tensors):

@@ -94,9 +94,9 @@ class EdgeProducts:
 
     def __init__(self, writer: _Writer):
         self.writer, self.wanted = writer, True
-        self.products: dict[int, EdgeProduct] = {}  # by the id of the item
-        self.staged: dict[int, Staged] = {}  # by the id of the item
-        self.outers: dict[int, Outer] = {}  # by the id() of the total
+        self.products: dict[int, EdgeProduct] = {}  # id() of an item -> its product
+        self.staged: dict[int, Staged] = {}  # id() of an item -> its rows
+        self.outers: dict[int, Outer] = {}  # id() of a total -> its outer product
         self.phases: list[Phase] = []
         self.choices: dict[int, Map] = {}  # id of an item -> the item, if it usually needs no product
         self.of_seldom: Optional[int] = None  # the phase of the seldom needed products

@@ -31,7 +31,7 @@ from .tile_text import TileText
 from .totals import total_of_lanes
 
 NAMESPACE = "walk"  # replaced by a name that identifies the text
-MOST_LINES = 1000  # of the statements per edge
+MOST_LINES = 1000  # limit of the statements per edge
 MOST_TOTALS = 128  # registers for sums over all edges
 REGISTERS, THREADS = 65536, 128
 MOST_FEW = 150  # up to this many registers, the estimate is a tenth too high

@@ -156,7 +156,7 @@ class Tiles:
         self.found: dict[int, Optional[tuple]] = {}  # id of a sum of products -> its factors
         self.outers: list[tuple[Outer, Total]] = []
         self.gradients: list[tuple[Gradient, Item]] = []
-        self.staged: dict[int, tuple[Rows, list[str], Item]] = {}  # by the id of the item
+        self.staged: dict[int, tuple[Rows, list[str], Item]] = {}  # id() of an item -> its rows and registers
 
     @property
     def team(self) -> int:

@@ -122,7 +122,7 @@ class CudaWalk:
         known = graph.cached_max_degrees()
         longest = known[1 - by_receiving] if len(known) > 1 - by_receiving else -1
         device = arrays[0].device
-        made: dict[int, Tensor] = {}  # by the id() of the item
+        made: dict[int, Tensor] = {}  # id() of an item -> its tensor
         rows, edges = arrays[0].numel() - 1, sizes.edges
         for each in self.passes:
             _run(each, values, made, arrays, rows, edges, sizes, longest, device)

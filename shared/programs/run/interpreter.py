@@ -25,7 +25,7 @@ from .block_code import Compiled, compile_walk, on_nodes
 from .blocks import BLOCK_EDGES, Block, blocks_of, sizes_of
 from .compiled import Code
 
-CUDA_BLOCK_EDGES = 1 << 18  # where no kernel is generated: launches take longer than the ops on fewer edges
+CUDA_BLOCK_EDGES = 1 << 18  # for walks without kernels: on fewer edges, launches take longer than the ops
 
 
 class _Examples(threading.local):

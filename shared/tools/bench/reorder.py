@@ -194,7 +194,8 @@ def measure(
     op = OPS[case.op]
     shapes = op.shapes(graph.num_nodes, case.heads, case.channels)
     options = {"device": timer.device, "dtype": DTYPES[case.dtype]}
-    inputs = [torch.randn(shape, **options).requires_grad_() for shape in shapes]  # whose rows they are changes no time
+    # Random rows, since their order changes no time.
+    inputs = [torch.randn(shape, **options).requires_grad_() for shape in shapes]
     works = {name: Work(lambda handle=handle: op.edgeless(handle, *inputs), inputs) for name, handle in handles.items()}
     cells = []
     for mode in modes:

@@ -10,7 +10,7 @@ from .page_tables import MISSING, ratio
 from .runs import Suite, geometric_mean
 from .training import PEERS
 
-_COLUMNS = ["PyG", "PyG compiled", "PyG with CUDA graphs", "edgeless", "edgeless, captured"]  # of PEERS
+_COLUMNS = ["PyG", "PyG compiled", "PyG with CUDA graphs", "edgeless", "edgeless, captured"]  # headings of PEERS
 _Cases = dict[tuple, dict[str, dict]]
 
 

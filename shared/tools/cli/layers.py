@@ -66,7 +66,7 @@ def _dgl_attention(cls: type, features: int, heads: int, channels: int, dropout:
 
 
 def _dgl_dot(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
-    return cls(features, channels, num_heads=heads, allow_zero_in_degree=True)  # which has no dropout
+    return cls(features, channels, num_heads=heads, allow_zero_in_degree=True)  # the layer has no dropout
 
 
 def _wide(**options) -> Build:
@@ -91,7 +91,7 @@ def _rgat(cls: type, features: int, heads: int, channels: int, dropout: float, r
 
 
 def _pyg_hgt(cls: type, features: int, heads: int, channels: int, dropout: float, relations: Relations):
-    return cls(features, heads * channels, relations.metadata, heads=heads)  # which has no dropout
+    return cls(features, heads * channels, relations.metadata, heads=heads)  # the layer has no dropout
 
 
 def _dgl_hgt(cls: type, features: int, heads: int, channels: int, dropout: float, relations: Relations):
