@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Hashable
 from typing import Any, Optional, TypeVar
@@ -12,17 +11,16 @@ import torch
 from .._C import call_key
 from ..checks import compiling
 from ..graph.weak_cache import trusts_versions
-from .counts import Counts
+from .counts import Counts, recording_lock
 from .keys import State, Unfit, call_refusal, flatten, is_moving, leaf_key, settings
 from .model_recording import CudaGraphs, Recording
 
-__all__ = ["Capture", "capture", "recording_lock"]
+__all__ = ["Capture", "capture"]
 
 _MISSES = 4  # after this many times ``most`` calls in a row without a replay, capturing ends
 _MOST_SEEN = 256  # distinct calls that are counted
 _CUDA = CudaGraphs()
 _Model = TypeVar("_Model", bound=torch.nn.Module)
-recording_lock = threading.Lock()  # a process records one capture at a time; meanwhile other models run uncaptured
 
 
 def capture(model: _Model, *, warmup: int = 3, most: int = 8) -> _Model:
@@ -250,21 +248,5 @@ class Capture(Counts):
     def _record(self, key, seen: _Seen, model, leaves: list[Any], tree) -> Optional[Recording]:
         if not trusts_versions():
             raise Unfit("EDGELESS_CACHE asks for more than versions to tell edited graphs")
-        for other, kept in list(self._kept.items()):
-            self._kept[other] = [recording for recording in kept if not recording.is_stale()]
-            if not self._kept[other]:
-                del self._kept[other]
-        if self.num_captured >= self._most:
-            raise Unfit(f"there are {self._most} captures, the most that are kept")
-        if not recording_lock.acquire(blocking=False):
-            raise Unfit("another capture is going on")
-        try:
-            recording = Recording(self._graphs, model, type(model).forward, leaves, tree, seen.state)
-        except Unfit:
-            seen.failed = True
-            raise
-        finally:
-            recording_lock.release()
-        self._seen[key].remove(seen)
-        self._kept.setdefault(key, []).append(recording)
-        return recording
+        call = self._graphs, model, type(model).forward, leaves, tree, seen.state
+        return self._recorded(key, seen, lambda: Recording(*call))

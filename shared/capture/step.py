@@ -17,9 +17,8 @@ from ..checks import compiling
 from ..graph import max_degrees
 from ..graph.weak_cache import trusts_versions
 from .batches import leaves_of, step_key
-from .counts import Counts
+from .counts import Counts, recording_lock
 from .keys import Unfit, call_refusal, flatten, settings, unflatten
-from .model import recording_lock
 from .model_recording import CudaGraphs
 from .optimizers import Prepared
 from .step_recording import Observation, StepRecording, observed
@@ -310,37 +309,16 @@ class CapturedStep(Counts):
         return result
 
     def _record(self, key, seen: _Seen, leaves: list[Any], arguments) -> StepRecording:
-        self._drop(lambda recording: recording.is_stale())
-        if self.num_captured >= self._most:
-            raise Unfit(f"there are {self._most} captures, the most that are kept")
-        if not recording_lock.acquire(blocking=False):
-            raise Unfit("another capture is going on")
-        try:
+        def record() -> StepRecording:
             gc.collect()  # unreferenced autograd nodes may belong to another stream
-            recording = StepRecording(
-                self._graphs,
-                self._recorder(),
-                self._function,
-                arguments,
-                leaves,
-                seen.constant,
-                seen.state,
-                seen.observation,
-            )
-        except Unfit:
-            seen.failed, seen.observation = True, None  # the observation holds tensors
-            raise
-        finally:
-            recording_lock.release()
-        self._seen[key].remove(seen)
-        self._kept.setdefault(key, []).append(recording)
-        return recording
+            call = self._function, arguments, leaves, seen.constant, seen.state, seen.observation
+            try:
+                return StepRecording(self._graphs, self._recorder(), *call)
+            except Unfit:
+                seen.observation = None  # the observation holds tensors
+                raise
 
-    def _drop(self, stale: Callable[[StepRecording], bool]) -> None:
-        for key, kept in list(self._kept.items()):
-            self._kept[key] = [recording for recording in kept if not stale(recording)]
-            if not self._kept[key]:
-                del self._kept[key]
+        return self._recorded(key, seen, record)
 
 
 def _without_history(result: Any) -> Any:
