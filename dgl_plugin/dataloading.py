@@ -16,6 +16,7 @@ from torch import Tensor
 from edgeless.layers.stand_in import stand_in
 from edgeless.padding import Sizes, choose_sizes, pad_edges
 from edgeless.padding.packed import Fetcher, NotPacked
+from edgeless.padding.sizes import counts_of
 
 from ._framework import DGLGraph
 from .packed import PackedItems
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["PaddedLoader"]
-
-_SAMPLE = 10_000  # most graphs whose sizes are read
 
 
 class PaddedLoader(GraphDataLoader):
@@ -91,7 +90,7 @@ class PaddedLoader(GraphDataLoader):
         if self.not_packed is None:
             self._kept, self.not_packed = _packed(dataset)
         largest = None if self._kept is None else max(self._kept.nodes)
-        counts = _counts(dataset, self._kept)
+        counts = counts_of(dataset, _counts, self._kept)
         self.sizes = choose_sizes(*counts, batch_size, most=most, waste=waste, sizes=sizes, largest=largest)
         collate = _Collate(item, self.sizes, batch_size)
         super().__init__(dataset, collate_fn=collate, batch_size=batch_size, **kwargs)
@@ -119,16 +118,9 @@ def _graph_of(item: Any) -> DGLGraph:
     return item[0] if isinstance(item, (tuple, list)) else item
 
 
-def _counts(dataset: Any, packed: Optional[PackedItems]) -> tuple[list[int], list[int]]:
-    """Numbers of nodes and edges of the graphs of a data set, or of some."""
-    places = range(len(dataset))
-    if len(dataset) > _SAMPLE:
-        drawn = torch.Generator().manual_seed(0)
-        places = torch.randperm(len(dataset), generator=drawn)[:_SAMPLE].tolist()
-    if packed is not None:
-        return [packed.nodes[place] for place in places], [packed.edges[place] for place in places]
-    graphs = [_graph_of(dataset[place]) for place in places]
-    return [graph.num_nodes() for graph in graphs], [graph.num_edges() for graph in graphs]
+def _counts(item: Any) -> tuple[int, int]:
+    graph = _graph_of(item)
+    return graph.num_nodes(), graph.num_edges()
 
 
 class _Collate:

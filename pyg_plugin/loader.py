@@ -17,6 +17,7 @@ from edgeless.checks import as_device
 from edgeless.layers.stand_in import stand_in
 from edgeless.padding import Sizes, choose_sizes, pad_edges
 from edgeless.padding.packed import Fetcher, NotPacked
+from edgeless.padding.sizes import counts_of
 
 from .packed import MASKS, PackedData
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PaddedLoader"]
 
-_SAMPLE = 10_000  # most graphs whose sizes are read
 _LOOKED_AT = 32  # graphs by which the level of an attribute is found
 
 
@@ -111,7 +111,7 @@ class PaddedLoader(DataLoader):
         if self.not_packed is None:
             self._kept, self.not_packed = _packed(dataset, template, follow_batch, exclude_keys, self._device)
         largest = None if self._kept is None else max(self._kept.nodes)
-        counts = _counts(dataset, self._kept)
+        counts = counts_of(dataset, lambda graph: (graph.num_nodes, graph.num_edges), self._kept)
         self.sizes = choose_sizes(*counts, batch_size, most=most, waste=waste, sizes=sizes, largest=largest)
         super().__init__(dataset, batch_size, shuffle, follow_batch, exclude_keys, **kwargs)
         self.collate_fn = _Collate(template, self.sizes, batch_size, follow_batch, exclude_keys)
@@ -155,18 +155,6 @@ def _settings(loader: torch.utils.data.DataLoader) -> tuple[Any, int, Any, Any, 
         getattr(loader, "exclude_keys", None),
         kwargs,
     )
-
-
-def _counts(dataset: Any, packed: Optional[PackedData]) -> tuple[list[int], list[int]]:
-    """Numbers of nodes and edges of the graphs of a data set, or of some."""
-    places = range(len(dataset))
-    if len(dataset) > _SAMPLE:
-        drawn = torch.Generator().manual_seed(0)
-        places = torch.randperm(len(dataset), generator=drawn)[:_SAMPLE].tolist()
-    if packed is not None:
-        return [packed.nodes[place] for place in places], [packed.edges[place] for place in places]
-    graphs = [dataset[place] for place in places]
-    return [graph.num_nodes for graph in graphs], [graph.num_edges for graph in graphs]
 
 
 class _Template:

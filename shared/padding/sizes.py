@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 __all__ = ["Padding", "Size", "Sizes", "choose_sizes", "pad_edges"]
 
 LEAST_NODES = 2  # nodes of the padding, since its edges must not be self loops, which some layers would replace
+_SAMPLE = 10_000  # most graphs of a data set whose sizes are read
 _DRAWS = 1_000  # batches that are drawn to estimate the distribution of their sizes
 _MARGIN = 1.02  # the largest size divided by the largest batch drawn
 _USUAL = 0.9  # the fraction of batches whose largest graph counts as usual
@@ -117,6 +118,23 @@ class Sizes:
         lines = [f"{sizes}, {100 * nodes:.1f} % of nodes and {100 * edges:.1f} % of edges padding, {of}"]
         lines += [f"  {size.nodes} nodes, {size.edges} edges, {size.graphs} more graphs" for size in self.sizes]
         return "\n".join(lines + ([f"  {self.too_large} batches were larger"] if self.too_large else []))
+
+
+def counts_of(dataset: Any, counts: Callable[[Any], tuple[int, int]], packed: Any = None) -> list[tuple[int, ...]]:
+    """The numbers of nodes and the numbers of edges of a data set's graphs, or of a sample of a large data set.
+
+    Args:
+        dataset: the data set, whose items ``counts`` reads.
+        counts: returns the numbers of nodes and edges of an item.
+        packed: the packed data set, if there is one, whose ``nodes`` and ``edges`` are read instead.
+    """
+    places = range(len(dataset))
+    if len(dataset) > _SAMPLE:
+        drawn = torch.Generator().manual_seed(0)
+        places = torch.randperm(len(dataset), generator=drawn)[:_SAMPLE].tolist()
+    if packed is not None:
+        return [tuple(packed.nodes[place] for place in places), tuple(packed.edges[place] for place in places)]
+    return list(zip(*(counts(dataset[place]) for place in places)))
 
 
 def choose_sizes(
