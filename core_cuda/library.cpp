@@ -172,10 +172,10 @@ TORCH_LIBRARY(edgeless, m) {
       "typed_blend_backward(Tensor grad, Tensor y, Tensor x, Tensor alpha, Tensor offsets, Tensor? rows, "
       "bool[] needs) -> Tensor[]");
   // Sorts the edges of one direction of a graph by type and, within a type, by row, and splits them into segments
-  // ("pieces") of one type and one row with at most `cut` edges: (type_ptr [types + 1], rows [E], ptr [E + 1], indices
-  // [E], edge_ids [E], parts, count). There are type_ptr[types] segments; beyond them rows and ptr are unspecified.
-  // parts is valid only on the same device (core_cuda/relational/cpu/args.h). count [1] is the number of segments, on
-  // the CPU.
+  // ("segments") of one type and one row with at most `cut` edges: (type_ptr [types + 1], rows [E], ptr [E + 1],
+  // indices [E], edge_ids [E], parts, count). There are type_ptr[types] segments; beyond them rows and ptr are
+  // unspecified. parts is valid only on the same device (core_cuda/relational/cpu/args.h). count [1] is the number of
+  // segments, on the CPU.
   m.def(
       "typed_edges(Tensor indptr, Tensor indices, Tensor? edge_ids, Tensor types, SymInt num_types, int cut) -> "
       "(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor indices, Tensor edge_ids, Tensor parts, Tensor count)");
@@ -191,7 +191,7 @@ TORCH_LIBRARY(edgeless, m) {
   // end in by_row, and of_rows, laid out as by_row, lists what each row sums; of_rows is empty if there are no such
   // rows.
   m.def(
-      "piece_tiles(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor by_row, SymInt num_edges, bool split_hubs) -> "
+      "segment_tiles(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor by_row, SymInt num_edges, bool split_hubs) -> "
       "(Tensor type_tiles, Tensor tiles, Tensor row_tiles, Tensor of_rows, Tensor parts)");
   // out[i] = sum over types t of (sum over edges e of type t from j to i of edge_weight[e] x[j]) weight[t], for weights
   // [types, K, M], or block-diagonal ones [types, blocks, K / blocks, M / blocks]. by_dst, by_src: the results of
@@ -241,12 +241,13 @@ TORCH_LIBRARY(edgeless, m) {
   // Computes those index arrays of pair_attention that the graph does not have yet
   // (shared/functional/pair_attention.py). A pair is a unique (source, type). indptr: edges by node. by_pair: indptr
   // and edge ids. pair_nodes, pair_of_edge: the source of each pair, the pair of each edge. by_node: indptr and pairs.
-  // pieces: type_ptr, rows, ptr and edge_ids of typed_edges. piece_ptr, order: these segments by row. longest [3],
+  // segments: type_ptr, rows, ptr and edge_ids of typed_edges. segment_ptr, order: these segments by row. longest [3],
   // int64: the most edges of a node, the most edges of a pair, and the most rows that a node's gradient sums.
   m.def(
       "pair_walks(Tensor indptr, Tensor[] by_pair, Tensor pair_nodes, Tensor pair_of_edge, Tensor[] by_node, "
-      "Tensor[] pieces, Tensor piece_ptr, Tensor order) -> (Tensor edge_pairs, Tensor edge_pieces, Tensor pair_pieces, "
-      "Tensor piece_types, Tensor numbers, Tensor begins, Tensor places, Tensor sums_ptr, Tensor columns, "
+      "Tensor[] segments, Tensor segment_ptr, Tensor order) -> (Tensor edge_pairs, Tensor edge_segments, Tensor "
+      "pair_segments, "
+      "Tensor segment_types, Tensor numbers, Tensor begins, Tensor places, Tensor sums_ptr, Tensor columns, "
       "Tensor weights, Tensor longest)");
   // Attention of a relational layer with one head. With the values v = x[j] weight[t] per unique (source j, type t),
   // out[i] is the sum of softmax(LeakyReLU(<x[i] weight[t], query> + <v, key>)) v over the edges of i, plus bias.

@@ -189,7 +189,7 @@ class Call {
       args.grad_att = shares.template data_ptr<A>();
     }
     run_pass(problem, plan, args, queue());
-    if (plan.hubs) merge_pieces(problem, plan, args, queue());
+    if (plan.hubs) merge_segments(problem, plan, args, queue());
     if (att_grad) keep_att_shares(shares);
     args.carry = nullptr, args.grad_att = nullptr;
   }

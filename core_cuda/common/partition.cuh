@@ -55,7 +55,7 @@ __device__ inline Cut<I> range_cut(const I* indptr, int64_t num_rows, const Part
   if (row == num_rows) return {static_cast<I>(num_rows), indptr[num_rows]};
   const int64_t first = indptr[row], degree = indptr[row + 1] - first, inside = position - first - kRowUnits * row;
   if (is_hub(degree, part)) {
-    const int64_t offset = inside <= kRowUnits ? 0 : (inside - kRowUnits) / part.piece * part.piece;
+    const int64_t offset = inside <= kRowUnits ? 0 : (inside - kRowUnits) / part.segment * part.segment;
     return {static_cast<I>(row), static_cast<I>(first + offset)};
   }
   if (2 * inside <= degree + kRowUnits) return {static_cast<I>(row), static_cast<I>(first)};
@@ -96,7 +96,7 @@ __device__ inline Cut<I> share_cut(const I* indptr, Cut<I> begin, Cut<I> end, in
   return {static_cast<I>(low), static_cast<I>(max(least, first + offset))};
 }
 
-enum class PieceStatus : uint8_t { none, row_ends, row_goes_on };
+enum class SegmentStatus : uint8_t { none, row_ends, row_goes_on };
 
 // Shared memory of a block: the quotas of its up to kMost workers, and what each worker has left for the others to
 // merge.
@@ -104,14 +104,14 @@ template <class I, int kMost>
 struct RangeShares {
   Cut<I> cuts[kMost + 1];
   int64_t lead_slot, last_slot;  // fix-up slots: of a hub begun by an earlier block, of a hub that begins here
-  PieceStatus status[kMost];
+  SegmentStatus status[kMost];
 };
 
-struct Chains {
-  int chains;
+struct Workers {
+  int workers;
 };
 
-// Divides the block's range into place.chains quotas, one per worker; the type of `place` has that member, as Chains
+// Divides the block's range into place.workers quotas, one per worker; the type of `place` has that member, as Workers
 // has. It is passed as a struct because with a plain number the compiler allocates the registers of the attention
 // passes, which start with this function, differently, and some spill. To be called by the whole block.
 template <class I, int kMost, class P>
@@ -122,16 +122,17 @@ __device__ inline void divide_range(const CompressedGraph& graph, const Partitio
   if (warp < 2) {
     const Cut<I> cut = range_cut(indptr, graph.num_rows, part, blockIdx.x + warp, warp_lane);
     if (warp_lane == 0) {
-      s.cuts[warp ? place.chains : 0] = cut;
-      if (warp == 0) s.lead_slot = piece_slot(cut.edge, part.piece);
-      if (warp == 1) s.last_slot = cut.row < graph.num_rows ? piece_slot(indptr[cut.row] + part.piece, part.piece) : 0;
+      s.cuts[warp ? place.workers : 0] = cut;
+      if (warp == 0) s.lead_slot = segment_slot(cut.edge, part.segment);
+      if (warp == 1)
+        s.last_slot = cut.row < graph.num_rows ? segment_slot(indptr[cut.row] + part.segment, part.segment) : 0;
     }
   }
-  if (threadIdx.x < kMost) s.status[threadIdx.x] = PieceStatus::none;
+  if (threadIdx.x < kMost) s.status[threadIdx.x] = SegmentStatus::none;
   __syncthreads();
-  const Cut<I> begin = s.cuts[0], end = s.cuts[place.chains];
+  const Cut<I> begin = s.cuts[0], end = s.cuts[place.workers];
   const int share = threadIdx.x;
-  if (share > 0 && share < place.chains) s.cuts[share] = share_cut(indptr, begin, end, share, place.chains);
+  if (share > 0 && share < place.workers) s.cuts[share] = share_cut(indptr, begin, end, share, place.workers);
   __syncthreads();
 }
 

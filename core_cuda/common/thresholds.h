@@ -34,7 +34,7 @@ constexpr int64_t kManyEdgesARow = 8, kFewEdgesARow = 3;
 constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;
 // Whether a single wave is profitable, in which every worker has a quota of `share` units and no block starts after
 // another ends: where rows are long and all gathered rows stay in L2, whichever are processed together (0056).
-constexpr bool one_turn_pays(int64_t share, int64_t num_edges, int64_t num_rows, int64_t gathered_bytes,
+constexpr bool one_wave_pays(int64_t share, int64_t num_edges, int64_t num_rows, int64_t gathered_bytes,
                              int64_t l2_bytes) {
   constexpr int64_t kMost = 384;
   return num_edges >= kManyEdgesARow * num_rows && gathered_bytes <= l2_bytes && share >= kLeastShare && share <= kMost;
@@ -116,7 +116,7 @@ constexpr bool few_edges_pay(Pass pass, Score score, bool narrow) {
 // Whether narrow rows have narrow sub-warps with options too. The heads of a node end their rows together; with one
 // head, a warp ends as many rows as it has sub-warps, each at another time, which is profitable only where an edge
 // needs much work (0041).
-constexpr bool narrow_teams_pay(Pass pass, Score score, int heads, bool short_rows, bool few_rows) {
+constexpr bool narrow_sub_warps_pay(Pass pass, Score score, int heads, bool short_rows, bool few_rows) {
   return heads > 1 || ((score == Score::gatv2 || pass == Pass::by_dst) && !short_rows && !few_rows);
 }
 
@@ -228,13 +228,13 @@ constexpr int kLeastTermLanes = 4, kLeastTermFeatures = 4;
 // Percentage of L2 that the gathered rows of a feature tile may fill (45 MiB of the H200's 60): gathers from L2 run at
 // twice the speed, and reading the indices again for every tile costs about 3 percent. Where a node is read fewer than
 // kReadsThatPay times, rows are not tiled for L2 (0017).
-constexpr int64_t kFoldL2Percent = 75;
+constexpr int64_t kReduceL2Percent = 75;
 constexpr int64_t kReadsThatPay = 8;
 // Mean degree from which sums take batches of eight edges, not of four: in a graph of low degree rows end in most
 // batches, and a row's end costs more in a long batch.
 constexpr int64_t kLongSums = 16;
-constexpr int sum_batch(int team_log2, int64_t num_edges, int64_t num_rows) {
-  return team_log2 < 3 || num_edges < kLongSums * num_rows ? 4 : 8;  // sub-warps of four lanes: one edge per lane
+constexpr int sum_batch(int sub_warp_log2, int64_t num_edges, int64_t num_rows) {
+  return sub_warp_log2 < 3 || num_edges < kLongSums * num_rows ? 4 : 8;  // sub-warps of four lanes: one edge per lane
 }
 // Edges per block of SDDMM: enough to make the search for the block's first and last row a small part of its work, and
 // few enough to have blocks for all SMs (0063).
@@ -290,12 +290,12 @@ constexpr int64_t kWideDepth = 192, kWideTiles = 792, kWideResult = 128 * 256, k
 
 // Values of the widest row for which one warp reduces sixteen segments by itself.
 constexpr int64_t kMostShortWidth = 64;
-// Whether sixteen segments (`pieces`) per warp are profitable: where segments have few edges, and there are so many
+// Whether sixteen segments per warp are profitable: where segments have few edges, and there are so many
 // tiles that all warps always have work, 48 per SM of an H200 (0059). It is a number of tiles and not one per SM, so
 // that a graph takes the same kernel on devices that differ in a few SMs.
 constexpr int64_t kLeastShortTiles = 48 * 132;
-constexpr bool short_pieces_pay(int64_t edges, int64_t pieces, int64_t tiles, int64_t widest) {
-  return widest <= kMostShortWidth && edges <= 8 * pieces && tiles >= kLeastShortTiles;
+constexpr bool short_segments_pay(int64_t edges, int64_t segments, int64_t tiles, int64_t widest) {
+  return widest <= kMostShortWidth && edges <= 8 * segments && tiles >= kLeastShortTiles;
 }
 // Whether sixteen rows per warp are profitable for rows that add up `added` products of segments: where a row adds few,
 // so that no warp has much more work than others; fewer for 16-bit values, which are unpacked there and summed by
@@ -315,7 +315,7 @@ constexpr bool short_gradients_pay(int64_t in, int64_t out) {
 // Whether attention over unique (node, relation) rows without gradients holds keys and values one after the other in
 // the same memory. This saves half of `bytes`, the bytes of keys and values together, for two more launches and a
 // second tile loop over the edges (0062).
-constexpr bool turns_pay(int64_t bytes) { return bytes >= int64_t(256) << 20; }
+constexpr bool waves_pay(int64_t bytes) { return bytes >= int64_t(256) << 20; }
 
 // Blocks ------------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ struct KernelName {
 
 // All texts must live forever, as literals do. Names are relative to the namespace edgeless::cuda unless noted.
 
-// A type, as it is written at global scope: "float", "edgeless::cuda::Piece".
+// A type, as it is written at global scope: "float", "edgeless::cuda::Segment".
 struct Type {
   const char* text;
 };

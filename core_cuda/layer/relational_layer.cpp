@@ -21,7 +21,7 @@ OptTensor by_head(const OptTensor& edge_weight) {
 void check_relational_layer(const char* op, const Tensor& x, const OptTensor& own, const OptTensor& root,
                             const OptTensor& bias, const TypedEdges& graph, int64_t num_dst, int64_t width) {
   check_dim(op, "x", x, 2, "[Ns, K]");
-  TORCH_CHECK_VALUE(holds_pieces(graph.by_dst), op, ": by_dst must hold the 6 tensors of typed_edges, got ",
+  TORCH_CHECK_VALUE(holds_segments(graph.by_dst), op, ": by_dst must hold the 6 tensors of typed_edges, got ",
                     graph.by_dst.size());
   TORCH_CHECK_VALUE(graph.edges.csr.empty() || graph.edges.csr[0].size(0) == num_dst + 1, op, ": csr must be of ",
                     num_dst, " rows");
@@ -172,12 +172,12 @@ struct RelationalLayer : Function<RelationalLayer> {
     needs.push_back(need(root.has_value()));
     needs.push_back(need(ctx->saved_data.at("has_bias").toBool()));
     const at::TensorList in_edges = saved.graph.csr, out_edges = saved.graph.csc;
-    const auto pieces = static_cast<size_t>(ctx->saved_data.at("of_dst").toInt());
+    const auto segments = static_cast<size_t>(ctx->saved_data.at("of_dst").toInt());
     const auto of_src = static_cast<size_t>(ctx->saved_data.at("of_src").toInt());
     const auto compute = [&] {
       static const Kernels kernels("edgeless::relational_layer_backward", layer_backward_of_parts);
-      return kernels(grads[0], saved[0], saved[1], edge_weight, own, root, in_edges.slice(0, pieces),
-                     out_edges.slice(0, of_src), in_edges.slice(pieces), out_edges.slice(of_src), needs,
+      return kernels(grads[0], saved[0], saved[1], edge_weight, own, root, in_edges.slice(0, segments),
+                     out_edges.slice(0, of_src), in_edges.slice(segments), out_edges.slice(of_src), needs,
                      saved.graph.max_degrees);
     };
     OptTensor bias;
@@ -185,9 +185,9 @@ struct RelationalLayer : Function<RelationalLayer> {
       bias = with_history(at::zeros({grads[0].size(1)}, saved[0].options()), 2 + own.has_value() + root.has_value());
     }
     const auto make_plain = [&]() -> Plain {
-      const bool pairs = in_edges.size() > pieces;
-      return PlainRelationalLayer{{in_edges.slice(0, pieces), pairs ? in_edges[3].size(0) : grads[0].size(0)},
-                                  in_edges.slice(pieces).vec(),
+      const bool pairs = in_edges.size() > segments;
+      return PlainRelationalLayer{{in_edges.slice(0, segments), pairs ? in_edges[3].size(0) : grads[0].size(0)},
+                                  in_edges.slice(segments).vec(),
                                   out_edges.slice(of_src).vec(),
                                   grads[0].size(0)};
     };

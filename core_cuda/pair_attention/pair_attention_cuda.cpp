@@ -177,7 +177,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   check_pair_results(op, in, of, given_grad);
   const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees, dropout] = in;
   const auto& [out, values, vectors, queries, shift] = of;
-  const int64_t types = walks.types(), pairs = walks.pairs(), pieces = walks.pieces(), nodes = walks.nodes();
+  const int64_t types = walks.types(), pairs = walks.pairs(), segments = walks.segments(), nodes = walks.nodes();
   const int64_t depth = in.depth(), width = in.width();
   const auto [of_x, of_weight, of_query, of_key, of_bias] = needs;
   const OnDevice on_device(x.device());
@@ -240,12 +240,12 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
 
   // The gradient of x: rows of the pairs, followed by those of the relations, and their weights.
   const Tensor matrices = weight.contiguous();
-  Tensor rows, weights = at::empty({(of_x ? pairs : 0) + pieces}, numbers);
+  Tensor rows, weights = at::empty({(of_x ? pairs : 0) + segments}, numbers);
   PrepareArgs prepare;
   prepare.ds = ds.const_data_ptr<float>();
-  prepare.ptr = walks.edges_of_pieces()[0].const_data_ptr<int32_t>();
-  prepare.at = walks.edges_of_pieces()[1].const_data_ptr<int32_t>();
-  prepare.weights = weights.mutable_data_ptr<float>(), prepare.pieces = pieces;
+  prepare.ptr = walks.edges_of_segments()[0].const_data_ptr<int32_t>();
+  prepare.at = walks.edges_of_segments()[1].const_data_ptr<int32_t>();
+  prepare.weights = weights.mutable_data_ptr<float>(), prepare.segments = segments;
   const Tensor types_rows = vectors.contiguous();
   if (of_x) {
     const bool in_place = kOver && relational::multiplies_in_place(x, matrices.unsqueeze(1));
@@ -263,9 +263,9 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
     results[kPairX] = call_spmm(rows, weights.unsqueeze(1), {}, {}, graph);
   }
   if (!of_vectors) return results;
-  const Tensor of_pieces = weights.narrow(0, of_x ? pairs : 0, pieces).unsqueeze(1);
+  const Tensor of_segments = weights.narrow(0, of_x ? pairs : 0, segments).unsqueeze(1);
   const Tensor grad_vectors =
-      call_spmm(x, of_pieces, {}, {}, {walks.nodes_of_types(), {}}, at::kFloat).contiguous();  // [R, K]
+      call_spmm(x, of_segments, {}, {}, {walks.nodes_of_types(), {}}, at::kFloat).contiguous();  // [R, K]
   if (!of_weight) outer = at::zeros({types, depth, width}, numbers);
 
   // Backward of vectors = W_r query.

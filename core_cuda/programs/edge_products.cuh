@@ -17,21 +17,21 @@ template <class S, int kColumns>
 constexpr int kStep = kColumns + kPad * 4 / sizeof(S);
 
 // The edges of a sub-warp's window, one in each lane: the row and the id of each, and whether the sub-warp has it.
-template <class I, int kTeam>
+template <class I, int kSubWarp>
 struct EdgesOfWindow {
   int64_t near = 0, row = 0;
   I end = 0, left = 0;  // the end of `row`; edges of the sub-warp from this window on
   bool exists = false;
 
   // position: of this lane's edge in the first window; last: the end of the sub-warp's edges.
-  __device__ __forceinline__ void start(int64_t first_row, I position, I last, const I* indptr, unsigned team) {
-    left = last - __shfl_sync(team, position, 0, kTeam);
+  __device__ __forceinline__ void start(int64_t first_row, I position, I last, const I* indptr, unsigned sub_warp) {
+    left = last - __shfl_sync(sub_warp, position, 0, kSubWarp);
     row = first_row, end = indptr[row + 1];
   }
   __device__ __forceinline__ void next(I index, I position, const I* indptr) {
     near = index;
-    exists = static_cast<int>(threadIdx.x % kTeam) < left;
-    left -= kTeam;
+    exists = static_cast<int>(threadIdx.x % kSubWarp) < left;
+    left -= kSubWarp;
     if (!exists) return;
     while (end <= position) end = indptr[++row + 1];
   }
@@ -46,7 +46,7 @@ __device__ __forceinline__ int tile_column(int block, int lane) {
 // up to kPaddedDepth and kPaddedColumns.
 template <int kColumns, int kDepth, int kPaddedColumns, int kPaddedDepth, class S>
 __device__ inline void fill_floats(const S* from, int column, int feature, float* to) {
-  for (int i = threadIdx.x; i < kPaddedColumns * kPaddedDepth; i += kFoldThreads) {
+  for (int i = threadIdx.x; i < kPaddedColumns * kPaddedDepth; i += kReduceThreads) {
     const int j = i / 128 % (kPaddedColumns / 8), c = i / 128 / (kPaddedColumns / 8);
     const int of = tile_column(j, i / 4 % 32), k = 16 * c + i / 4 % 4 * 4 + i % 4;
     to[i] = of < kColumns && k < kDepth ? static_cast<float>(value_of(from[of * column + k * feature])) : 0;
@@ -100,7 +100,7 @@ struct MatrixAsItIs {
 // fill_floats() for multiply_half_rows().
 template <int kColumns, int kDepth, int kPaddedColumns, int kPaddedDepth, class S, class H>
 __device__ inline void fill_halves(const S* from, int column, int feature, H* to) {
-  for (int i = threadIdx.x; i < kPaddedColumns * kPaddedDepth; i += kFoldThreads) {
+  for (int i = threadIdx.x; i < kPaddedColumns * kPaddedDepth; i += kReduceThreads) {
     const int j = i / 256 % (kPaddedColumns / 8), c = i / 256 / (kPaddedColumns / 8);
     const int of = tile_column(j, i / 8 % 32), k = 32 * c + i / 8 % 4 * 8 + i % 8;
     to[i] = stored<H>(of < kColumns && k < kDepth ? value_of(from[of * column + k * feature]) : 0);
@@ -200,7 +200,7 @@ __device__ __forceinline__ void multiply_half_rows(const H* from, const Matrix& 
 // The sum over all edges of left^T right, [kRows, kColumns], of which each warp of a block has a part.
 template <int kRows, int kColumns>
 struct BlockTotals {
-  static constexpr int kWarps = kFoldThreads / 32, kRowParts = kRows % 128 == 0 ? 4 : kRows % 64 == 0 ? 2 : 1;
+  static constexpr int kWarps = kReduceThreads / 32, kRowParts = kRows % 128 == 0 ? 4 : kRows % 64 == 0 ? 2 : 1;
   static constexpr int kHeight = kRows / kRowParts, kWidth = kColumns * kRowParts / kWarps;
   static constexpr int kCount = kHeight * kWidth / 128;  // in fours, of a lane
   float sum[kHeight / 16][kWidth / 8][4] = {};

@@ -1,13 +1,13 @@
-// What generated walks are made of. A walk is a functor of common/fold.cuh, whose text is written from a program
-// (shared/programs/cuda_code.py): how rows are cut and merged is said there.
+// What generated walks are made of. A walk is a functor of common/segment_reduce.cuh, whose text is written from a
+// program (shared/programs/cuda_code.py): how rows are cut and merged is said there.
 //
 // A row of `frame` values is spread over the lanes of a sub-warp, kV neighbouring values in each. The functor derives
-// from Lane, computes the values of an edge in registers, and reduces them into its Piece. What is summed over all
+// from Lane, computes the values of an edge in registers, and reduces them into its Segment. What is summed over all
 // edges stays in registers until the block ends (add_totals); the host adds the blocks' parts in order.
 #pragma once
 
 #include "../common/dropout.h"
-#include "../common/fold.cuh"
+#include "../common/segment_reduce.cuh"
 #include "../common/warp.cuh"
 #include "edge_products.cuh"
 #include "loaded.cuh"
@@ -19,9 +19,9 @@ namespace edgeless::cuda::programs {
 template <int kReads, int kWrites>
 struct WalkArgs {
   CompressedGraph graph;
-  FoldPlan plan;
+  ReducePlan plan;
   int64_t vectors = 0;    // lanes that a row fills
-  char* carry = nullptr;  // fix-up workspace for hubs: [2, slots, vectors] of Piece
+  char* carry = nullptr;  // fix-up workspace for hubs: [2, slots, vectors] of Segment
   int64_t sizes[3] = {};  // sources, destinations and edges
   const char* read[kReads] = {};
   char* write[kWrites] = {};
@@ -41,9 +41,9 @@ struct Lane {
   // The lanes of the sub-warp, which exchange values while other sub-warps of the warp are elsewhere.
   // kWhole: all lanes of the warp do, and the compiler knows it.
   template <bool kWhole>
-  __device__ __forceinline__ unsigned team() const {
+  __device__ __forceinline__ unsigned sub_warp() const {
     if constexpr (kWhole) return kFullWarp;
-    const int width = 1 << args.plan.team_log2, first = threadIdx.x % 32 / width * width;
+    const int width = 1 << args.plan.sub_warp_log2, first = threadIdx.x % 32 / width * width;
     return (width == 32 ? 0xffffffffu : (1u << width) - 1) << first;
   }
   template <class S>
@@ -62,50 +62,51 @@ struct Lane {
   // The position of this lane's edge in the next window.
   template <class I>
   __device__ __forceinline__ I after(I position) const {
-    const I last = static_cast<I>(args.graph.num_edges - 1), by = static_cast<I>(1) << args.plan.team_log2;
+    const I last = static_cast<I>(args.graph.num_edges - 1), by = static_cast<I>(1) << args.plan.sub_warp_log2;
     return last - position < by ? last : position + by;
   }
-  template <class Piece>
-  __device__ __forceinline__ Piece* place(int64_t slot) const {
-    return reinterpret_cast<Piece*>(args.carry) + slot * args.vectors + vector;
+  template <class Segment>
+  __device__ __forceinline__ Segment* place(int64_t slot) const {
+    return reinterpret_cast<Segment*>(args.carry) + slot * args.vectors + vector;
   }
 };
 
-// x combined over groups of kLanes neighbouring lanes of the sub-warp `team`; every lane of the group gets the result.
+// x combined over groups of kLanes neighbouring lanes of the sub-warp `sub_warp`; every lane of the group gets the
+// result.
 template <int kLanes, class A, class Both>
-__device__ __forceinline__ A over_lanes(A x, unsigned team, Both&& both) {
+__device__ __forceinline__ A over_lanes(A x, unsigned sub_warp, Both&& both) {
 #pragma unroll
-  for (int step = 1; step < kLanes; step *= 2) x = both(x, __shfl_xor_sync(team, x, step));
+  for (int step = 1; step < kLanes; step *= 2) x = both(x, __shfl_xor_sync(sub_warp, x, step));
   return x;
 }
 template <int kLanes, class A>
-__device__ __forceinline__ A lanes_add(A x, unsigned team) {
-  return over_lanes<kLanes>(x, team, [](A a, A b) { return a + b; });
+__device__ __forceinline__ A lanes_add(A x, unsigned sub_warp) {
+  return over_lanes<kLanes>(x, sub_warp, [](A a, A b) { return a + b; });
 }
 template <int kLanes, class A>
-__device__ __forceinline__ A lanes_mul(A x, unsigned team) {
-  return over_lanes<kLanes>(x, team, [](A a, A b) { return a * b; });
+__device__ __forceinline__ A lanes_mul(A x, unsigned sub_warp) {
+  return over_lanes<kLanes>(x, sub_warp, [](A a, A b) { return a * b; });
 }
 template <int kLanes, class A>
-__device__ __forceinline__ A lanes_max(A x, unsigned team) {
-  return over_lanes<kLanes>(x, team, [](A a, A b) { return a > b || a != a ? a : b; });
+__device__ __forceinline__ A lanes_max(A x, unsigned sub_warp) {
+  return over_lanes<kLanes>(x, sub_warp, [](A a, A b) { return a > b || a != a ? a : b; });
 }
 template <int kLanes, class A>
-__device__ __forceinline__ A lanes_min(A x, unsigned team) {
-  return over_lanes<kLanes>(x, team, [](A a, A b) { return a < b || a != a ? a : b; });
+__device__ __forceinline__ A lanes_min(A x, unsigned sub_warp) {
+  return over_lanes<kLanes>(x, sub_warp, [](A a, A b) { return a < b || a != a ? a : b; });
 }
 
 // Sums x[i] over the lanes of a sub-warp of kLanes; lane l gets those of its share, elements l * kCount / kLanes on, in
 // the first places of x.
 template <int kLanes, int kCount, class A>
-__device__ __forceinline__ void shares_add(A (&x)[kCount], unsigned team) {
+__device__ __forceinline__ void shares_add(A (&x)[kCount], unsigned sub_warp) {
 #pragma unroll
   for (int step = kLanes / 2, half = kCount / 2; step > 0; step /= 2, half /= 2) {
     const bool upper = threadIdx.x & step;
 #pragma unroll
     for (int i = 0; i < half; ++i) {
       const A keep = upper ? x[half + i] : x[i], give = upper ? x[i] : x[half + i];
-      x[i] = keep + __shfl_xor_sync(team, give, step);
+      x[i] = keep + __shfl_xor_sync(sub_warp, give, step);
     }
   }
 }
@@ -175,7 +176,7 @@ __device__ __forceinline__ void both_exponentials(A a, A b, A& of_a, A& of_b) {
 // Copies what each of kLanes lanes reads of a parameter, kCount neighbours at place(lane), into shared memory.
 template <class S, int kCount, int kLanes, class Place>
 __device__ inline void copy_spread(const S* from, char* to, Place&& place) {
-  for (int lane = threadIdx.x; lane < kLanes; lane += kFoldThreads) {
+  for (int lane = threadIdx.x; lane < kLanes; lane += kReduceThreads) {
     Loaded<S, kCount> x;
     x.gather(from + place(lane));
 #pragma unroll
@@ -218,8 +219,8 @@ __device__ __forceinline__ double el_tanh(double x) { return tanh(x); }
 // the row's lanes to part[block][k * vectors + vector].
 template <int kCount, class A, class Args>
 __device__ inline void add_totals(const Lane<Args>& lane, const A (&sums)[kCount], A* parts) {
-  __shared__ A shared[kFoldThreads];
-  const int width = 1 << lane.args.plan.team_log2, at = threadIdx.x & (width - 1);
+  __shared__ A shared[kReduceThreads];
+  const int width = 1 << lane.args.plan.sub_warp_log2, at = threadIdx.x & (width - 1);
   A* const part = parts + static_cast<int64_t>(blockIdx.x) * kCount * lane.args.vectors;
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
@@ -230,7 +231,7 @@ __device__ inline void add_totals(const Lane<Args>& lane, const A (&sums)[kCount
     __syncthreads();
     if (threadIdx.x < width && lane.inside) {
       A sum = shared[at];
-      for (int warp = 1; warp < kFoldThreads / 32; ++warp) sum += shared[32 * warp + at];
+      for (int warp = 1; warp < kReduceThreads / 32; ++warp) sum += shared[32 * warp + at];
       part[static_cast<int64_t>(k) * lane.args.vectors + lane.vector] = sum;
     }
   }
@@ -238,8 +239,8 @@ __device__ inline void add_totals(const Lane<Args>& lane, const A (&sums)[kCount
 
 // kBlocks: blocks that an SM holds at once.
 template <class Walk, class I, class Args, int kBlocks>
-__global__ void __launch_bounds__(kFoldThreads, kBlocks) walk_kernel(const __grid_constant__ Args args) {
-  const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
+__global__ void __launch_bounds__(kReduceThreads, kBlocks) walk_kernel(const __grid_constant__ Args args) {
+  const int lane = threadIdx.x & ((1 << args.plan.sub_warp_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
   const int vector = lane < args.plan.slice_vectors ? first + lane : static_cast<int>(args.vectors);
   extern __shared__ uint4 dynamic[];  // kShared bytes
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(kFoldThreads, kBlocks) walk_kernel(const __gri
     walk.fill();
     __syncthreads();
   }
-  fold_rows<Walk::kBatch, I>(args.graph, args.plan, walk);
+  reduce_segments<Walk::kBatch, I>(args.graph, args.plan, walk);
   if constexpr (Walk::kTotals > 0) walk.finish();
 }
 

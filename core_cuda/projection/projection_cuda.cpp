@@ -308,7 +308,7 @@ LogitsArgs logits_args(const Tensor& x, size_t vectors) {
   args.fours = in_fours(args.channels) && in_fours(args.row_stride) && in_fours(args.head_stride) &&
                reinterpret_cast<uintptr_t>(args.rows) % (4 * x.element_size()) == 0;
   const int lanes = args.fours ? args.channels / 4 : args.channels;
-  while (args.team_log2 < 5 && (1 << args.team_log2) < lanes) ++args.team_log2;
+  while (args.sub_warp_log2 < 5 && (1 << args.sub_warp_log2) < lanes) ++args.sub_warp_log2;
   return args;
 }
 

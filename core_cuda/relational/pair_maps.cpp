@@ -33,7 +33,7 @@ void check_pair_maps(const char* op, const PairMapsCall& in) {
     check_dtype(op, name, t, dtype);
     check_device(op, name, t, in.k.device());
   }
-  check_pieces(op, "by_dst", in.by_dst, types, in.k.device());
+  check_segments(op, "by_dst", in.by_dst, types, in.k.device());
 }
 
 void check_pair_map_grads(const char* op, const PairMapsCall& in, const Tensor& grad_keys, const Tensor& grad_values) {

@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include "../common/fold_tensors.h"
 #include "../common/launch.h"
+#include "../common/segment_reduce_tensors.h"
 #include "../common/storage_of.h"
 #include "../common/vector_rows.h"
 #include "blocks_cuda.h"

@@ -156,7 +156,7 @@ static inline void add_value_term(const Args<A>& args, Chunk<A>& c, const A* gra
 // Prefetches the query-side rows of `row`. They are read in order, but too far apart in time for the hardware
 // prefetcher.
 template <class A>
-static inline void ask_for_own(Pass pass, const Args<A>& args, int64_t row) {
+static inline void prefetch_own(Pass pass, const Args<A>& args, int64_t row) {
   if (row >= args.graph.num_rows) return;
   const int64_t keys = args.heads * args.dim, values = args.heads * args.channels;
   prefetch_rows(pass == Pass::by_src ? args.src : args.dst, &row, 1, keys);

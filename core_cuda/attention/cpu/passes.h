@@ -32,15 +32,15 @@ struct Passes {
   // Computes the logits of c.key and adds the edge term to the keys, in `copies`. With kTermJoinsRows the logit is
   // computed from the rows and the term separately, so that it has the same bits whichever side is gathered.
   static void score_logits(const Args<A>& a, const A* own, Chunk<A>& c, A* copies) {
-    const AskLane<0> ask{&c.ahead};
+    const PrefetchLane<0> prefetch{&c.ahead};
     if constexpr (Score::kInverseNorms) {
-      Score::logits(a, own, c.key, c.n, c.s, c.r, ask);
+      Score::logits(a, own, c.key, c.n, c.s, c.r, prefetch);
     } else if constexpr (Score::kTermJoinsRows) {
-      Score::logits(a, own, c.key, a.edge_dim ? c.term : nullptr, c.n, c.s, ask);
+      Score::logits(a, own, c.key, a.edge_dim ? c.term : nullptr, c.n, c.s, prefetch);
       if (a.edge_dim) join_term(a, c, c.key, copies);
     } else {
       if (a.edge_dim) join_term(a, c, c.key, copies);
-      Score::logits(a, own, c.key, c.n, c.s, ask);
+      Score::logits(a, own, c.key, c.n, c.s, prefetch);
     }
   }
 
@@ -66,7 +66,7 @@ struct Passes {
   static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, int64_t row, const A* own, const A* grad_row, const A* stats,
                            A* delta, bool whole, A* grad_att, A* grad_proj, A* attr_row, A* state) {
     if (a.grad_out) {
-      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp, AskLane<1>{&c.ahead});
+      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp, PrefetchLane<1>{&c.ahead});
     } else {
       load_weight_grads(a, c);
     }
@@ -100,7 +100,7 @@ struct Passes {
     } else {
       score_logits(a, own_key, c, c.keys);
       if (a.grad_out) {
-        dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp, AskLane<1>{&c.ahead});
+        dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp, PrefetchLane<1>{&c.ahead});
       }
     }
     softmax_backward_by_src(a, c);
@@ -140,16 +140,16 @@ struct Passes {
     A* grad_proj = a.grad_proj ? a.grad_proj + part * a.edge_dim * term_stride(a) : nullptr;
     int64_t prefetched = 0;
     Walk walk(a.graph, a.items_per_part, part);
-    Piece piece;
-    while (walk.next(&piece)) {
-      const int64_t row = piece.row;
+    Segment segment;
+    while (walk.next(&segment)) {
+      const int64_t row = segment.row;
       if (pass == Pass::delta_of_out) {
         const A* grad = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, other_buffer);
-        if (piece.finished) delta_of_row(a, row, grad, state, c.s, delta_of(a, row));
+        if (segment.finished) delta_of_row(a, row, grad, state, c.s, delta_of(a, row));
         continue;
       }
       clear_state(pass, a, state);
-      ask_for_own(pass, a, row + 2);
+      prefetch_own(pass, a, row + 2);
       const bool by_src = pass == Pass::by_src;
       const A* own = row_of(by_src ? a.src : a.dst, row, a.heads, a.dim, a.padded_dim, own_buffer);
       const A* own_value = own;
@@ -158,25 +158,25 @@ struct Passes {
       if (pass == Pass::by_dst && a.grad_out) {
         grad_row = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, other_buffer);
       }
-      const bool whole = piece.fresh && piece.finished && piece.end - piece.begin <= kChunk;
+      const bool whole = segment.fresh && segment.finished && segment.end - segment.begin <= kChunk;
       if (pass == Pass::by_dst && !a.grad_out) {
         for (int64_t h = 0; h < a.heads; ++h) delta[h] = delta_of(a, row)[h];
       } else if (pass == Pass::by_dst && !whole) {
         delta_of_row(a, row, grad_row, state, c.s, delta);
         clear_state(pass, a, state);
       }
-      for (int64_t begin = piece.begin; begin < piece.end; begin += kChunk) {
-        const int64_t n = piece.end - begin < kChunk ? piece.end - begin : kChunk;
+      for (int64_t begin = segment.begin; begin < segment.end; begin += kChunk) {
+        const int64_t n = segment.end - begin < kChunk ? segment.end - begin : kChunk;
         if (by_src) {
           by_src_chunk(a, c, own, own_value, begin, n, &prefetched, state);
-          c.ahead.ask_rest();
+          c.ahead.prefetch_rest();
           continue;
         }
         destination_logits(a, own, begin, n, &prefetched, c);
         if (pass == Pass::forward) {
           join_softmax(a, c, state);
           accumulate<A, NV>(c.s, c.value, c.n, a.heads, a.padded_channels, A(1), state + 2 * heads_size(a),
-                            AskLane<1>{&c.ahead});
+                            PrefetchLane<1>{&c.ahead});
         } else if (pass == Pass::weights) {
           softmax_of_row(a, c, a.maximum + row * a.heads, a.inverse_sum + row * a.heads);
           write_weights(a, c);
@@ -186,15 +186,15 @@ struct Passes {
         } else {
           by_dst_chunk(a, c, row, own, grad_row, stats, delta, whole, grad_att, grad_proj, attr_row, state);
         }
-        c.ahead.ask_rest();
+        c.ahead.prefetch_rest();
       }
-      if (pass == Pass::by_dst && piece.finished) {
+      if (pass == Pass::by_dst && segment.finished) {
         for (int64_t h = 0; h < a.heads; ++h) delta_of(a, row)[h] = delta[h];
       }
-      if (piece.fresh && piece.finished) {
+      if (segment.fresh && segment.finished) {
         finish(pass, a, row, state, own_buffer, grad_att);
       } else if (a.carry) {
-        A* kept = carried(pass, a, part, piece.fresh ? 1 : 0);
+        A* kept = carried(pass, a, part, segment.fresh ? 1 : 0);
         for (int64_t i = 0; i < carry_size(pass, a); ++i) kept[i] = state[i];
       }
     }
@@ -204,12 +204,12 @@ struct Passes {
   static void merge(Pass pass, const Args<A>& a, int64_t part, A* state) {
     if (!a.carry) return;
     Walk walk(a.graph, a.items_per_part, part);
-    Piece piece;
-    if (!walk.next(&piece) || piece.fresh || !piece.finished) return;
-    const int64_t first = first_part_of_row(a.graph, piece.row, a.items_per_part);
+    Segment segment;
+    if (!walk.next(&segment) || segment.fresh || !segment.finished) return;
+    const int64_t first = first_part_of_row(a.graph, segment.row, a.items_per_part);
     clear_state(pass, a, state);
     for (int64_t p = first; p <= part; ++p) combine_states(pass, a, state, carried(pass, a, p, p == first ? 1 : 0));
-    finish(pass, a, piece.row, state, state + carry_size(pass, a), part_of_att(a, part));
+    finish(pass, a, segment.row, state, state + carry_size(pass, a), part_of_att(a, part));
     fence_streams();
   }
 

@@ -2,9 +2,9 @@
 // functions are symmetric in the two sides, so one functor serves the destination pass and the source pass. Included
 // once per instruction set. To add a score, add a struct with these two functions and its line in ../score.h.
 //
-//   logits(args, own, rows, n, s, ask)
-//       s[h, e] = score of own and rows[e], with the same bits if own and rows[e] are exchanged; calls ask() about once
-//       per edge
+//   logits(args, own, rows, n, s, prefetch)
+//       s[h, e] = score of own and rows[e], with the same bits if own and rows[e] are exchanged; calls prefetch() about
+//       once per edge
 //   grad(args, own, rows, n, ds, grad_own, grad_att, term)
 //       grad_own += sum over e of ds[h, e] * d score / d own
 //       grad_att += the same for the attention vector (null: not needed)
@@ -29,9 +29,9 @@ template <class A, int NV>
 struct DotScore {
   static constexpr bool kTermJoinsRows = false, kInverseNorms = false;
 
-  template <class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, Ask ask) {
-    dots<A, NV>(own, rows, n, args.heads, args.padded_dim, args.coefficient, s, ask);
+  template <class Prefetch>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, Prefetch prefetch) {
+    dots<A, NV>(own, rows, n, args.heads, args.padded_dim, args.coefficient, s, prefetch);
   }
 
   static void grad(const Args<A>& args, const A* own, const A* const* rows, int64_t n, const A* ds, A* grad_own,
@@ -56,26 +56,28 @@ struct Gatv2Score {
   static constexpr bool kTermJoinsRows = true, kInverseNorms = false;
   static constexpr int64_t W = kWidth<A>;
 
-  template <class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s, Ask ask) {
+  template <class Prefetch>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s,
+                     Prefetch prefetch) {
     if (term) {
-      logits<true>(args, own, rows, term, n, s, ask);
+      logits<true>(args, own, rows, term, n, s, prefetch);
     } else {
-      logits<false>(args, own, rows, term, n, s, ask);
+      logits<false>(args, own, rows, term, n, s, prefetch);
     }
   }
 
-  template <bool kTerm, class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s, Ask ask) {
+  template <bool kTerm, class Prefetch>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s,
+                     Prefetch prefetch) {
     const int64_t heads = args.heads, padded = args.padded_dim, vectors = NV ? NV : padded / W;
     const int64_t stride = term_stride(args);
     // att leaky(z) = att (1 + slope) / 2 z + att (1 - slope) / 2 |z|: no compare, and any slope
     const Vec<A> linear = splat<A>((1 + args.coefficient) / 2), absolute = splat<A>((1 - args.coefficient) / 2);
     for (int64_t e = 0; e < n; e += 4) {
       const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
-      for (int64_t h = heads; h < 4; ++h) ask();
+      for (int64_t h = heads; h < 4; ++h) prefetch();
       for (int64_t h = 0; h < heads; ++h) {
-        if (h < 4) ask();
+        if (h < 4) prefetch();
         Vec<A> t[4] = {};
 #pragma GCC unroll 8
         for (int64_t v = 0; v < vectors; ++v) {
@@ -173,10 +175,11 @@ template <class A, int NV>
 struct GatScore {
   static constexpr bool kTermJoinsRows = true, kInverseNorms = false;
 
-  template <class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s, Ask ask) {
+  template <class Prefetch>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s,
+                     Prefetch prefetch) {
     spread_heads(rows, n, args.heads, s);
-    for (int64_t e = 0; e < n; ++e) ask();
+    for (int64_t e = 0; e < n; ++e) prefetch();
     for (int64_t h = 0; h < args.heads; ++h) {
       A* mine = s + h * kChunk;
       for (int64_t e = 0; term && e < n; ++e) mine[e] = (mine[e] + own[h]) + term[e * term_stride(args) + h];
@@ -219,14 +222,15 @@ struct CosineScore {
   static constexpr bool kTermJoinsRows = true, kInverseNorms = true;
   static constexpr int64_t W = kWidth<A>;
 
-  template <class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, A* r, Ask ask) {
+  template <class Prefetch>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, A* r,
+                     Prefetch prefetch) {
     const int64_t heads = args.heads, padded = args.padded_dim, vectors = NV ? NV : padded / W;
     for (int64_t e = 0; e < n; e += 4) {
       const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
-      for (int64_t h = heads; h < 4; ++h) ask();
+      for (int64_t h = heads; h < 4; ++h) prefetch();
       for (int64_t h = 0; h < heads; ++h) {
-        if (h < 4) ask();
+        if (h < 4) prefetch();
         Vec<A> dot[4] = {}, square[4] = {};
 #pragma GCC unroll 8
         for (int64_t v = 0; v < vectors; ++v) {

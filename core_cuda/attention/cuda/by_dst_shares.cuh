@@ -10,9 +10,9 @@ namespace edgeless::cuda {
 // Shared memory for the segment of a row that an earlier worker merges. kVector: whether the segment has a vector or
 // only a scalar.
 template <class A, int kPer, bool kVector = true>
-struct BackwardPieces {
+struct BackwardSegments {
   A acc[kVector ? kPer : 1][kVector ? kBlockThreads : 1];
-  A scalar[kMaxTeams];
+  A scalar[kMaxSubWarps];
 
   template <class P>
   __device__ __forceinline__ void leave(const P& place, const A (&sum)[kPer], A sum_scalar) {
@@ -20,12 +20,12 @@ struct BackwardPieces {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) acc[k][threadIdx.x] = sum[k];
     }
-    if (place.lane == 0) scalar[place.team] = sum_scalar;
+    if (place.lane == 0) scalar[place.sub_warp] = sum_scalar;
   }
 
-  // Adds the segment that sub-warp `team` left; `thread` left the values of this lane.
-  __device__ __forceinline__ void add_to(A (&sum)[kPer], A& sum_scalar, int team, int thread) const {
-    sum_scalar += scalar[team];
+  // Adds the segment that sub-warp `sub_warp` left; `thread` left the values of this lane.
+  __device__ __forceinline__ void add_to(A (&sum)[kPer], A& sum_scalar, int sub_warp, int thread) const {
+    sum_scalar += scalar[sub_warp];
     if constexpr (kVector) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) sum[k] += acc[k][thread];
@@ -68,17 +68,17 @@ struct AttShares {
   template <class S, int kVecs, class P>
   __device__ void store(const Args<A>& args, const P& place) const {
     __syncthreads();
-    if (!place.working || place.chain > 0) return;
+    if (!place.working || place.worker > 0) return;
     A total[kPer];
 #pragma unroll
     for (int k = 0; k < kPer; ++k) total[k] = at[k][threadIdx.x];
-    for (int chain = 1; chain < place.chains; ++chain) {
+    for (int worker = 1; worker < place.workers; ++worker) {
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) total[k] += at[k][place.thread_ahead(chain * place.chain_distance)];
+      for (int k = 0; k < kPer; ++k) total[k] += at[k][place.thread_ahead(worker * place.worker_distance)];
     }
     const int64_t width = args.key_vectors * kVec<S>;
     A* to = args.grad_att + (static_cast<int64_t>(blockIdx.x) * args.heads + place.head) * width;
-    store_piece<S, kVecs>(to, place, args.key_vectors, total);
+    store_segment<S, kVecs>(to, place, args.key_vectors, total);
   }
 };
 

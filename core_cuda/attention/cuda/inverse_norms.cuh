@@ -103,22 +103,22 @@ struct InverseNorms<A, true> {
 // are summed in their order: one partial sum per block and head.
 template <class A>
 struct FactorShares {
-  A at[kMaxTeams];
+  A at[kMaxSubWarps];
 
   template <class P>
   __device__ void clear(const P& place) {
-    if (place.lane == 0) at[place.team] = 0;
+    if (place.lane == 0) at[place.sub_warp] = 0;
   }
   template <class P>
   __device__ void add(const P& place, A share) {
-    if (place.lane == 0) at[place.team] += share;
+    if (place.lane == 0) at[place.sub_warp] += share;
   }
   template <class P>
   __device__ void store(const Args<A>& args, const P& place) const {
     __syncthreads();
-    if (!place.working || place.chain > 0 || place.lane > 0) return;
-    A total = at[place.team];
-    for (int chain = 1; chain < place.chains; ++chain) total += at[place.team + chain * place.chain_distance];
+    if (!place.working || place.worker > 0 || place.lane > 0) return;
+    A total = at[place.sub_warp];
+    for (int worker = 1; worker < place.workers; ++worker) total += at[place.sub_warp + worker * place.worker_distance];
     args.grad_att[static_cast<int64_t>(blockIdx.x) * args.heads + place.head] = total;
   }
 };

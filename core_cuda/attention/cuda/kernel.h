@@ -13,7 +13,7 @@ constexpr bool has_edge_term(int mode) { return mode >= kEdgeTerm; }
 constexpr int kNarrowLanes = 2;
 constexpr bool is_narrow(int lanes) { return lanes > 0 && lanes <= kNarrowLanes; }
 
-// Whether sub-warps have one or two groups of five lanes (TeamOfFives in common/warp.cuh) and batches of five edges.
+// Whether sub-warps have one or two groups of five lanes (SubWarpOfFives in common/warp.cuh) and batches of five edges.
 constexpr bool has_fives(int lanes) { return lanes == 5 || lanes == 10; }
 
 struct Kernel {

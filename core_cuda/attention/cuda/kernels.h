@@ -18,7 +18,7 @@ void prepare_passes(const Problem& forward, const Plan& plan, const Device& devi
 
 // Merges the segments of hubs that a pass left in the fix-up workspace args.carry.
 template <class A>
-void merge_pieces(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue);
+void merge_segments(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue);
 
 // Divides args.weights_out, which the destination pass left without dropout, by the sums of its rows, then applies
 // dropout.

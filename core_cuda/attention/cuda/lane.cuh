@@ -7,11 +7,11 @@
 namespace edgeless::cuda {
 
 // Target occupancy of a kernel in blocks per SM.
-template <class Fn, class S, class I, class Team>
+template <class Fn, class S, class I, class SubWarp>
 constexpr int min_blocks(Pass pass, int mode, int vectors) {
   constexpr int kNumbers = kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
   const int blocks = min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers,
-                                Team::kRows * Team::kTurns, Team::kNarrow, has_edge_term(mode));
+                                SubWarp::kRows * SubWarp::kRounds, SubWarp::kNarrow, has_edge_term(mode));
   const int most = most_long_blocks(pass, Fn::kScore);
   return sizeof(I) + sizeof(Arithmetic<S>) > 8 && blocks > most ? most : blocks;
 }
@@ -41,7 +41,7 @@ __device__ __forceinline__ const char* row_address(const char* base, int64_t ind
   return base + static_cast<uint64_t>(index) * stride;
 }
 
-__device__ __forceinline__ void ask_l2(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+__device__ __forceinline__ void prefetch_l2(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // L2 prefetch distance, in rows, of the rows that a sub-warp reduces, which it reads in order.
 constexpr int kRowsAhead = 2;
@@ -71,9 +71,9 @@ struct RowPointers {
 
   // Prefetches the row to L2. Called by one lane of eight: a line of 128 bytes.
   template <class I>
-  __device__ void ask(I index) const {
+  __device__ void prefetch(I index) const {
 #pragma unroll
-    for (int v = 0; v < kVecs; ++v) ask_l2(row(v, index));
+    for (int v = 0; v < kVecs; ++v) prefetch_l2(row(v, index));
   }
 };
 
@@ -136,8 +136,8 @@ __device__ __forceinline__ void unpack_row(const Raw<S> (&raw)[kVecs], const P& 
 
 // Whether registers are scarce in a backward: in sub-warps that are not narrow, and for the dot product, which holds
 // two rows and two sums.
-template <class Fn, class Team>
-constexpr bool kScarce = !Team::kNarrow || (Fn::kOwnValue && !Fn::kScalar);
+template <class Fn, class SubWarp>
+constexpr bool kScarce = !SubWarp::kNarrow || (Fn::kOwnValue && !Fn::kScalar);
 
 template <class S, int kVecs>
 __device__ __forceinline__ void unpack_all(const Raw<S> (&raw)[kVecs], Arithmetic<S> (&to)[kVecs * kVec<S>]) {
@@ -212,8 +212,8 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
 
 // Stores the lane's part of a vector to a segment in the fix-up workspace.
 template <class S, int kVecs, class P>
-__device__ inline void store_piece(Arithmetic<S>* to, const P& place, int vectors,
-                                   const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
+__device__ inline void store_segment(Arithmetic<S>* to, const P& place, int vectors,
+                                     const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
     const int at = v * place.row_width() + place.row_lane();

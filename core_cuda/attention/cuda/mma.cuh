@@ -42,7 +42,7 @@ __device__ __forceinline__ uint4 paired(const uint4& x) { return {x.x, x.z, x.y,
 
 // Returns <row, own row>, with `own` paired. The columns of B are the own rows of the quads, first for the words in
 // rows g, then for those in rows g + 8; the products of quad g are in column g.
-template <class S, int kTeam, int kVecs>
+template <class S, int kSubWarp, int kVecs>
 __device__ __forceinline__ float times_own(const uint4 (&row)[kVecs], const uint4 (&own)[kVecs], int quad) {
   float upper[4] = {}, lower[4] = {};
 #pragma unroll
@@ -52,14 +52,14 @@ __device__ __forceinline__ float times_own(const uint4 (&row)[kVecs], const uint
   }
   float sum = quad & 1 ? upper[1] + lower[3] : upper[0] + lower[2];
   sum = __shfl_sync(kFullWarp, sum, quad >> 1, kQuad);
-  if (kTeam > kQuad) sum += __shfl_xor_sync(kFullWarp, sum, kQuad);
+  if (kSubWarp > kQuad) sum += __shfl_xor_sync(kFullWarp, sum, kQuad);
   return sum;
 }
 
 // A float vector as the eight columns of B. Even columns hold its rounding to 16 bits, odd columns the residual;
 // columns 0, 1, 4 and 5 are for words 0 and 2, the others for words 1 and 3; columns 0 to 3 are for the first quad of a
 // sub-warp, the others for the second.
-template <class S, int kTeam, int kVecs>
+template <class S, int kSubWarp, int kVecs>
 struct SharedColumns {
   uint2 words[kVecs];
 
@@ -68,10 +68,10 @@ struct SharedColumns {
   __device__ void load(float factor, int vectors, Load&& load) {
     const int quad = threadIdx.x / kQuad % 8;
     const bool rest = quad & 1, odd_words = quad & 2;
-    const int lane = threadIdx.x % kQuad + (kTeam > kQuad ? quad / 4 * kQuad : 0);
+    const int lane = threadIdx.x % kQuad + (kSubWarp > kQuad ? quad / 4 * kQuad : 0);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int at = v * kTeam + lane;
+      const int at = v * kSubWarp + lane;
       float vector[8] = {}, part[8];
       if (at < vectors) load(at, vector);
 #pragma unroll
@@ -91,7 +91,7 @@ struct SharedColumns {
     for (int v = 0; v < kVecs; ++v) multiply<S>(d, row[v], words[v].x, words[v].y);
     // Lane t of a quad holds columns 2 t and 2 t + 1.
     float sum = threadIdx.x & 1 ? d[2] + d[3] : d[0] + d[1];
-    if constexpr (kTeam > kQuad) {
+    if constexpr (kSubWarp > kQuad) {
       if ((threadIdx.x / 2 ^ threadIdx.x / kQuad) & 1) sum = 0;  // the other quad's columns
       sum += __shfl_xor_sync(kFullWarp, sum, 2);
       sum += __shfl_xor_sync(kFullWarp, sum, 4);
@@ -138,18 +138,18 @@ __device__ __forceinline__ uint4 negated(const uint4& x) {
 //
 //   logits   of kEdges edges in base 2, without gatv2's <att, own row>. kLinear: see scores.cuh
 //   grad     adds ds * d logit / d own, up to Fn::finish(), for one vector of one edge
-template <class Fn, class S, int kTeam, int kVecs, int kEdges>
+template <class Fn, class S, int kSubWarp, int kVecs, int kEdges>
 struct MmaScore;
 
-template <class S, int kTeam, int kVecs, int kEdges>
-struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
+template <class S, int kSubWarp, int kVecs, int kEdges>
+struct MmaScore<DotScore, S, kSubWarp, kVecs, kEdges> {
   __device__ void load(const Args<float>&, int /*head*/) {}
 
   template <bool kLinear>
   __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int quad,
                                          float scale, float (&to)[kEdges]) const {
 #pragma unroll
-    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kTeam>(rows[e], own, quad) * (scale * float(kLog2e));
+    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kSubWarp>(rows[e], own, quad) * (scale * float(kLog2e));
   }
 
   static __device__ __forceinline__ void grad(float (&sum)[8], const uint4& row, const uint4& /*own*/, float ds) {
@@ -161,19 +161,19 @@ struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
 };
 
 // The dot product only: InverseNorms::logit() applies norms and factor.
-template <class S, int kTeam, int kVecs, int kEdges>
-struct MmaScore<CosineScore, S, kTeam, kVecs, kEdges> : MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
+template <class S, int kSubWarp, int kVecs, int kEdges>
+struct MmaScore<CosineScore, S, kSubWarp, kVecs, kEdges> : MmaScore<DotScore, S, kSubWarp, kVecs, kEdges> {
   template <bool kLinear>
   __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int quad,
                                          float /*least*/, float (&to)[kEdges]) const {
 #pragma unroll
-    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kTeam>(rows[e], own, quad);
+    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kSubWarp>(rows[e], own, quad);
   }
 };
 
-template <class S, int kTeam, int kVecs, int kEdges>
-struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
-  SharedColumns<S, kTeam, kVecs> att;  // times log2 e
+template <class S, int kSubWarp, int kVecs, int kEdges>
+struct MmaScore<Gatv2Score, S, kSubWarp, kVecs, kEdges> {
+  SharedColumns<S, kSubWarp, kVecs> att;  // times log2 e
 
   __device__ void load(const Args<float>& args, int head) {
     att.load(float(kLog2e), args.key_vectors,
@@ -257,9 +257,9 @@ struct MmaWindow {
   }
 };
 
-// A lane's pointers into a [rows, heads, dim] tensor: its vectors are kTeam vectors apart. With kWhole, all of them are
-// inside the row; else those beyond its end repeat its last vector (see Offsets).
-template <int kTeam, int kVecs, bool kWhole>
+// A lane's pointers into a [rows, heads, dim] tensor: its vectors are kSubWarp vectors apart. With kWhole, all of them
+// are inside the row; else those beyond its end repeat its last vector (see Offsets).
+template <int kSubWarp, int kVecs, bool kWhole>
 struct MmaPointers {
   const char* base;
   uint32_t stride;
@@ -270,7 +270,7 @@ struct MmaPointers {
   __device__ MmaPointers(const Rows& rows, const P& place, int vectors)
       : base(rows.base + place.head * rows.head + min(place.lane, vectors - 1) * 16),
         stride(rows.row),
-        inside((vectors - place.lane + kTeam - 1) / kTeam),
+        inside((vectors - place.lane + kSubWarp - 1) / kSubWarp),
         beyond(max(vectors - 1 - place.lane, 0) * 16) {}
 
   __device__ void hold() { base = held(base), stride = held(stride); }
@@ -280,17 +280,17 @@ struct MmaPointers {
     const char* at = row_address(base, index, stride);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const char* vector = at + (kWhole || v < inside ? v * kTeam * 16 : beyond);
-      raw[v] = kTeam * 16 < 128 ? load_shared_line(vector) : load_shared_row(vector);
+      const char* vector = at + (kWhole || v < inside ? v * kSubWarp * 16 : beyond);
+      raw[v] = kSubWarp * 16 < 128 ? load_shared_line(vector) : load_shared_row(vector);
     }
   }
 
   // Prefetches the row to L2. Called by one lane.
   template <class I>
-  __device__ void ask(I index) const {
+  __device__ void prefetch(I index) const {
     const char* at = row_address(base, index, stride);
 #pragma unroll
-    for (int v = 0; v < kVecs; v += 8 / kTeam) ask_l2(at + (kWhole || v < inside ? v * kTeam * 16 : beyond));
+    for (int v = 0; v < kVecs; v += 8 / kSubWarp) prefetch_l2(at + (kWhole || v < inside ? v * kSubWarp * 16 : beyond));
   }
 
   // Loads the own row; values beyond its end are zero.
@@ -299,7 +299,7 @@ struct MmaPointers {
     const char* at = row_address(base, index, stride);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      raw[v] = kWhole || v < inside ? load_once(at + v * kTeam * 16) : uint4{0, 0, 0, 0};
+      raw[v] = kWhole || v < inside ? load_once(at + v * kSubWarp * 16) : uint4{0, 0, 0, 0};
     }
   }
 };

@@ -98,7 +98,7 @@ struct Device {
 
 // How the lanes of a block map to edges and heads.
 struct Layout {
-  int team_log2 = 2;        // log2 of the lanes of a sub-warp, which has 1 to 32
+  int sub_warp_log2 = 2;    // log2 of the lanes of a sub-warp, which has 1 to 32
   int heads_per_slice = 1;  // heads per head tile; tiles run one after another, so that what each gathers stays in L2
 };
 
@@ -171,7 +171,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   } else {
     kernel.vectors = vectors_of_lane(pass, score, storage, vectors);
     kernel.edges = wide_edges(pass, score, storage, kernel.vectors);
-    if (is_narrow(vectors) && narrow_teams_pay(pass, score, problem.heads, short_rows, few_rows)) {
+    if (is_narrow(vectors) && narrow_sub_warps_pay(pass, score, problem.heads, short_rows, few_rows)) {
       kernel.lanes = vectors;
     }
     if (!plain && !problem.edge_term && storage != Storage::f64 && kernel.vectors == 1 && vectors > 4 && long_rows) {
@@ -182,7 +182,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
 }
 
 // log2 of the lanes of a sub-warp: those of the kernel or, where it leaves them open, as many as a row fills.
-inline int choose_team_log2(const Kernel& kernel, int vectors) {
+inline int choose_sub_warp_log2(const Kernel& kernel, int vectors) {
   int log2 = kernel.lanes ? 0 : 2;
   while (log2 < 5 && (kernel.lanes ? 1 << log2 < kernel.lanes : kernel.vectors << log2 < vectors)) ++log2;
   return log2;
@@ -190,9 +190,9 @@ inline int choose_team_log2(const Kernel& kernel, int vectors) {
 
 // Lanes of a sub-warp, and the sub-warps of a block.
 inline int lanes_of(const Plan& plan) {
-  return has_fives(plan.kernel.lanes) ? plan.kernel.lanes : 1 << plan.layout.team_log2;
+  return has_fives(plan.kernel.lanes) ? plan.kernel.lanes : 1 << plan.layout.sub_warp_log2;
 }
-inline int teams_of(const Plan& plan) { return kBlockThreads / 32 * (32 / lanes_of(plan)); }
+inline int sub_warps_of(const Plan& plan) { return kBlockThreads / 32 * (32 / lanes_of(plan)); }
 
 // Key and value vectors per head that an edge gathers.
 inline int keys_gathered(const Problem& problem) { return problem.score != Score::gat ? problem.key_vectors : 0; }
@@ -208,7 +208,7 @@ inline int64_t gathered_of_head(const Problem& problem) {
 // Heads per head tile: as many as gather no more than L2 holds, where that leaves enough lanes for a row; else 16
 // vectors per node, or more where per-edge arrays are read and in sub-warps of fives.
 inline void choose_slice(const Problem& problem, const Device& device, Plan& plan) {
-  const int teams = teams_of(plan);
+  const int sub_warps = sub_warps_of(plan);
   const bool mma = plan.kernel.mma;
   const int keys = keys_gathered(problem), values = values_gathered(problem);
   const int vector = bytes_of_vector(problem.storage);
@@ -222,13 +222,13 @@ inline void choose_slice(const Problem& problem, const Device& device, Plan& pla
   int64_t most = std::max(usual, wanted) / vectors, least = 1;
   while (least * vectors < std::max(wanted, least_vectors_of_slice(problem.pass, problem.score))) least *= 2;
   if (head * most > fits && head * least <= device.l2_bytes) most = std::max(fits / head, std::min(least, most));
-  most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // mma: a warp has one head
+  most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : sub_warps));  // mma: a warp has one head
   // The best number of heads up to `most` leaves few sub-warps idle and reads few bytes per tile beside the rows.
   double best = 0;
   for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
-    const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
+    const int slices = (problem.heads + heads - 1) / heads, busy = sub_warps / heads * heads;
     const double bytes = double(vector) * heads * (keys + values);
-    const double worth = double(busy) / teams * problem.heads / (slices * heads) * bytes / (bytes + kBesideRows);
+    const double worth = double(busy) / sub_warps * problem.heads / (slices * heads) * bytes / (bytes + kBesideRows);
     if (worth >= best * kGainOfAHead) best = worth, plan.layout.heads_per_slice = heads;
   }
 }
@@ -247,38 +247,38 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
 // Partitions the graph. A quota of 1024 units hides a block's start; smaller graphs get smaller quotas, to fill the
 // device. Blocks take about equally long, so the grid is a whole number of waves: a few blocks more would run in a wave
 // of their own. One wave is enough for small graphs of long rows; where many rows end, blocks differ more, and several
-// waves even that out. blocks_at_once: resident blocks per SM; one_turn: whether a single wave is allowed.
-inline void choose_partition(const Problem& problem, const Device& device, int blocks_at_once, bool one_turn,
+// waves even that out. blocks_at_once: resident blocks per SM; one_wave: whether a single wave is allowed.
+inline void choose_partition(const Problem& problem, const Device& device, int blocks_at_once, bool one_wave,
                              Plan& plan) {
   const int heads = plan.layout.heads_per_slice, slices = (problem.heads + heads - 1) / heads;
-  const int64_t chains = teams_of(plan) / heads;
+  const int64_t workers = sub_warps_of(plan) / heads;
   const int64_t units = problem.num_edges + kRowUnits * problem.num_rows;
   const int64_t wanted_blocks = device.multiprocessors * kBlocksOfAProcessor;
-  int64_t share = std::clamp<int64_t>(units * slices / (chains * wanted_blocks), kLeastShare, kMostShare);
+  int64_t share = std::clamp<int64_t>(units * slices / (workers * wanted_blocks), kLeastShare, kMostShare);
   const int64_t at_once = int64_t(device.multiprocessors) * blocks_at_once;
-  const int64_t blocks = (units / (share * chains) + 1) * slices,
+  const int64_t blocks = (units / (share * workers) + 1) * slices,
                 ranges = (blocks + at_once / 2) / at_once * at_once / slices;
-  const int64_t of_one_turn = (units + at_once * chains - 1) / (at_once * chains);
+  const int64_t of_one_wave = (units + at_once * workers - 1) / (at_once * workers);
   const int64_t gathered = problem.heads * gathered_of_head(problem);
-  if (one_turn && slices == 1 &&
-      one_turn_pays(of_one_turn, problem.num_edges, problem.num_rows, gathered, device.l2_bytes)) {
-    share = of_one_turn;
+  if (one_wave && slices == 1 &&
+      one_wave_pays(of_one_wave, problem.num_edges, problem.num_rows, gathered, device.l2_bytes)) {
+    share = of_one_wave;
   } else if (ranges > 0) {
-    share = (units + ranges * chains - 1) / (ranges * chains);
+    share = (units + ranges * workers - 1) / (ranges * workers);
   }
   Partition& part = plan.part;
   const Budgets budgets(problem);
-  part.range_units = std::max(share * chains, units * budgets.range_bytes / budgets.ranges);
+  part.range_units = std::max(share * workers, units * budgets.range_bytes / budgets.ranges);
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);
-  part.piece = std::max(part.range_units, 2 * problem.num_edges * budgets.carry_bytes / budgets.carry);
+  part.segment = std::max(part.range_units, 2 * problem.num_edges * budgets.carry_bytes / budgets.carry);
   plan.hubs = may_cut(problem.max_degree, problem.num_edges, part);
-  plan.slots = number_of_slots(problem.num_edges, part.piece);
+  plan.slots = number_of_slots(problem.num_edges, part.segment);
 }
 
 // Whether gatv2's edge term is computed in tiles (edge_term.cuh): by narrow sub-warps, each lane of which would read W
 // for an edge or two, where the sub-warps of several heads process an edge together.
 inline bool terms_in_tiles(const Problem& problem, const Plan& plan) {
-  const int heads = plan.layout.heads_per_slice, lanes = heads << plan.layout.team_log2;
+  const int heads = plan.layout.heads_per_slice, lanes = heads << plan.layout.sub_warp_log2;
   const bool sixteen_bits = is_half(problem.storage) || is_of_four(problem.storage);
   return sixteen_bits && plan.kernel.mode == kEdgeTerm && is_narrow(plan.kernel.lanes) && (heads & (heads - 1)) == 0 &&
          lanes >= kLeastTermLanes && problem.edge_dim >= kLeastTermFeatures;
@@ -288,7 +288,7 @@ inline Plan make_plan(const Problem& problem, const Device& device) {
   Plan plan;
   plan.kernel = choose_kernel(problem, device);
   if (plan.kernel.vectors) {
-    plan.layout.team_log2 = choose_team_log2(plan.kernel, vectors_of_row(problem));
+    plan.layout.sub_warp_log2 = choose_sub_warp_log2(plan.kernel, vectors_of_row(problem));
     choose_slice(problem, device, plan);
     if (terms_in_tiles(problem, plan)) plan.kernel.mode = kEdgeTiles;
     // A single wave was slower where per-edge arrays are read (0056).

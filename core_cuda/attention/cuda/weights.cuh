@@ -38,7 +38,7 @@ __global__ void normalize_weights_kernel(const __grid_constant__ Args<A> args) {
   const auto sum = [&](int64_t item, int thread, int threads) {
     A total = 0;
     for_edges(item, thread, threads, [&](A weight, int64_t, int) { total += weight; });
-    return team_sum(total, 32, kFullWarp);
+    return sub_warp_sum(total, 32, kFullWarp);
   };
   const auto divide = [&](int64_t item, int thread, int threads, A total) {
     for_edges(item, thread, threads, [&](A& weight, int64_t id, int head) {

@@ -10,9 +10,9 @@ class Arena {
  public:
   explicit Arena(A* memory) : next_(memory) {}
   A* take(int64_t n) {
-    A* piece = next_;
+    A* segment = next_;
     next_ += round_up(n, 64 / sizeof(A));
-    return piece;
+    return segment;
   }
 
  private:
@@ -83,24 +83,24 @@ struct Ahead {
     lanes[lane].bytes = elements * size;
   }
 
-  EDGELESS_INLINE void ask(int lane) {
+  EDGELESS_INLINE void prefetch(int lane) {
     Lane& of = lanes[lane];
     if (of.next >= count) return;
     prefetch_range(of.base + nodes[of.next++] * of.step, of.bytes);
   }
 
-  void ask_rest() {
+  void prefetch_rest() {
     for (int lane = 0; lane < 2; ++lane) {
-      while (lanes[lane].next < count) ask(lane);
+      while (lanes[lane].next < count) prefetch(lane);
     }
   }
 };
 
 // Functor that a loop calls once per edge to prefetch the next row of stream kLane.
 template <int kLane>
-struct AskLane {
+struct PrefetchLane {
   Ahead* ahead;
-  EDGELESS_INLINE void operator()() const { ahead->ask(kLane); }
+  EDGELESS_INLINE void operator()() const { ahead->prefetch(kLane); }
 };
 
 // out[e] = a copy of the row of nodes[e], converted to A and padded to whole vectors per head.

@@ -12,7 +12,7 @@
 
 namespace edgeless::cpu {
 
-struct Piece {
+struct Segment {
   int64_t row;
   int64_t begin, end;  // positions of edges
   bool fresh;          // the segment starts at the start of the row
@@ -30,7 +30,7 @@ inline int64_t num_parts(const Compressed& g, int64_t items_per_part) {
   return (total_items(g) + items_per_part - 1) / items_per_part;
 }
 
-// Iterates over the segments (`Piece`) of a part, one per row, in order.
+// Iterates over the segments (`Segment`) of a part, one per row, in order.
 class Walk {
  public:
   Walk(const Compressed& g, int64_t items_per_part, int64_t part) : g_(g) {
@@ -50,14 +50,14 @@ class Walk {
     fresh_ = g.row_begin(low) == edge_;
   }
 
-  bool next(Piece* piece) {
+  bool next(Segment* segment) {
     if (left_ <= 0) return false;
     const int64_t row_end = g_.row_begin(row_ + 1);
     const int64_t remaining = row_end - edge_;
     const bool finished = remaining + 1 <= left_;
-    *piece = {row_, edge_, finished ? row_end : edge_ + left_, fresh_, finished};
+    *segment = {row_, edge_, finished ? row_end : edge_ + left_, fresh_, finished};
     left_ -= finished ? remaining + 1 : left_;
-    edge_ = piece->end;
+    edge_ = segment->end;
     ++row_;
     fresh_ = true;
     return true;

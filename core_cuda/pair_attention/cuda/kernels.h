@@ -28,7 +28,7 @@ inline Plan pair_plan(const Problem& problem, const Device& device) {
   plan.kernel.vectors = 1, plan.kernel.lanes = 8;
   while (plan.kernel.lanes < problem.value_vectors) plan.kernel.lanes *= 2;
   plan.kernel.edges = pair_edges(problem.num_edges, problem.num_rows);
-  plan.layout.team_log2 = choose_team_log2(plan.kernel, problem.value_vectors);
+  plan.layout.sub_warp_log2 = choose_sub_warp_log2(plan.kernel, problem.value_vectors);
   choose_partition(problem, device, pair_blocks(problem.pass, vector_numbers(problem.storage), plan.kernel.edges),
                    false, plan);
   return plan;

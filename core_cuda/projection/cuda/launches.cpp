@@ -99,7 +99,7 @@ void add_chunks(Storage dtype, const ColumnSumsArgs& args, const jit::Queue& que
 }
 
 void run_logits(Storage dtype, const LogitsArgs& args, const jit::Queue& queue) {
-  const int64_t threads = (args.num_rows * args.heads) << args.team_log2;
+  const int64_t threads = (args.num_rows * args.heads) << args.sub_warp_log2;
   const jit::Size grid((threads + kLogitsThreads - 1) / kLogitsThreads);
   launch_logits("projection::logits_kernel", dtype, args, {grid, kLogitsThreads}, queue);
 }

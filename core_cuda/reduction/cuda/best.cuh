@@ -7,7 +7,7 @@
 // that most multigraphs need no second pass over a row.
 #pragma once
 
-#include "../../common/fold.h"
+#include "../../common/segment_reduce.h"
 #include "../../common/words.cuh"
 
 namespace edgeless::cuda::reduction {
@@ -35,7 +35,7 @@ __device__ __forceinline__ double better_or_nan(double a, double b) {
 // A count has the number of edges with the extremum in its lower half, and of those from other sources than the first
 // edge's in its upper half.
 constexpr int kOther = 1 << 16;
-static_assert(kMostPiece < kOther, "a row, or the piece of one, is shorter");
+static_assert(kMostSegment < kOther, "a row, or the segment of one, is shorter");
 
 // Takes one more element. Written in PTX, because these instructions bound the kernel: comparisons and selections run
 // on a pipe of half the rate. Therefore the values kept beside the extremum are updated as old * 0 + new by predicated

@@ -17,7 +17,7 @@ struct TypedRun {
 };
 
 // Entries are sorted by type. Entry i belongs to node rows[i], or to node i if `rows` is null. An entry may also be a
-// segment ("piece"), some edges of one node and one type: row i of sum.graph.
+// segment ("segment"), some edges of one node and one type: row i of sum.graph.
 template <class A>
 struct TypedArgs {
   const void* rows;  // [entries] int32, or int64 where `wide`

@@ -1,6 +1,6 @@
 // The gradients of typed weights, of a root weight and of a bias from the partial sums that the thread blocks of
-// piece_gradients and own_gradients left: weights [types, size] from partial [chunks, size], where a type has one chunk
-// for every args.share of its tiles, and root [own_width] and bias [own_size - own_width] from own_partial
+// segment_gradients and own_gradients left: weights [types, size] from partial [chunks, size], where a type has one
+// chunk for every args.share of its tiles, and root [own_width] and bias [own_size - own_width] from own_partial
 // [own_chunks, own_size].
 //
 // A thread sums four neighbouring numbers of a weight. Where a device would have idle threads, several threads share
@@ -11,7 +11,7 @@
 #include "../../common/vec.cuh"
 #include "entries.cuh"
 #include "geometry.h"
-#include "piece_tiles.h"
+#include "segment_tiles.h"
 
 namespace edgeless::cuda::relational::add_gradients {
 

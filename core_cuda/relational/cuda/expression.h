@@ -7,7 +7,7 @@
 #include "../../common/kernel_types.h"
 #include "../../common/thresholds.h"
 #include "geometry.h"
-#include "piece_tiles.h"
+#include "segment_tiles.h"
 
 namespace edgeless::cuda::relational {
 
@@ -40,24 +40,24 @@ constexpr bool splits_root_once(Storage storage, const TileShape& tile, bool lit
 
 // The fused kernels ---------------------------------------------------------------------------------------------------
 
-inline jit::Expression piece_products_expression(Storage storage, const TileShape& tile) {
-  return {"relational/cuda/piece_products.cuh",
-          "relational::piece_products_kernel",
+inline jit::Expression segment_products_expression(Storage storage, const TileShape& tile) {
+  return {"relational/cuda/segment_products.cuh",
+          "relational::segment_products_kernel",
           {type_of(storage), tile.width, tile.columns}};
 }
 
-inline constexpr const char* kShortPiecesHeader = "relational/cuda/short_pieces.cuh";
+inline constexpr const char* kShortSegmentsHeader = "relational/cuda/short_segments.cuh";
 
 constexpr int short_width(int in, int out) { return in <= 32 && out <= 32 ? 32 : 64; }
 
 inline jit::Expression short_products_expression(int in, int out, Weights weights) {
   const int width = short_width(in, out);
-  return {kShortPiecesHeader, "relational::short_products_kernel", {width, weights, in == width}};
+  return {kShortSegmentsHeader, "relational::short_products_kernel", {width, weights, in == width}};
 }
 
-inline jit::Expression piece_gradients_expression(Storage storage, const TileShape& tile) {
-  return {"relational/cuda/piece_gradients.cuh",
-          "relational::piece_gradients_kernel",
+inline jit::Expression segment_gradients_expression(Storage storage, const TileShape& tile) {
+  return {"relational/cuda/segment_gradients.cuh",
+          "relational::segment_gradients_kernel",
           {type_of(storage), tile.width, tile.columns}};
 }
 

@@ -65,20 +65,20 @@ constexpr int kThreads = 256;
 constexpr int kLanes = 32, kSides = 8;  // a block that adds chunks has so many columns, and threads for each
 }  // namespace typed_rows
 
-// Kernels whose warps sum sixteen pieces, or rows, in registers.
-constexpr int kWarpPieces = 16;
+// Kernels whose warps sum sixteen segments, or rows, in registers.
+constexpr int kWarpSegments = 16;
 constexpr int kPartThreads = 256;  // of a block that splits weights
 
 struct ShortProducts {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;  // of a block
   static constexpr int kBlocks = 4;                         // that a multiprocessor has registers for
-  static constexpr int kStep = kWarps * kWarpPieces;        // pieces that a block has at once
+  static constexpr int kStep = kWarps * kWarpSegments;      // segments that a block has at once
 };
 
 struct ShortGradients {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kBlocks = 3;
-  static constexpr int kStep = kWarps * kWarpPieces;
+  static constexpr int kStep = kWarps * kWarpSegments;
 };
 
 struct ShortRows {

@@ -50,7 +50,7 @@ struct Outer<float> {
 static_assert(kTileNumbers == Outer<float>::Operand::kNumbers && kTileNumbers == Outer<__half>::Operand::kNumbers);
 
 // The rows of a range's entries, in tiles of 32 entries: 64 columns of x from the block's first row of the matrix on,
-// and of y from its first column on. A warp copies 8 rows of either. For each of these a lane asks for its id a tile
+// and of y from its first column on. A warp copies 8 rows of either. For each of these a lane prefetches the id a tile
 // ahead, as to wait for an id and then for the row would leave memory idle, and tells the others where the row begins.
 template <class S>
 class GatheredTiles {
@@ -65,7 +65,7 @@ class GatheredTiles {
     first_ = line, bytes_ = in_line * static_cast<int>(sizeof(T));
     inside_[0] = first_row + in_line < args.rows, inside_[1] = first_column + in_line < args.columns;
     to_ = projection::shared_address(tiles + line * kStride + in_line);
-    // What the lane asks for.
+    // What the lane prefetches.
     const bool of_y = lane / kRows % 2;
     const EntryRows& of = of_y ? args.y : args.x;
     const int64_t column =
@@ -79,7 +79,7 @@ class GatheredTiles {
     } else {
       rows_ += range.begin * row_bytes_;
     }
-    ask();
+    prefetch();
   }
 
   // Asks for the next tile's rows, and for the ids of the one after it. Whole block.
@@ -97,7 +97,7 @@ class GatheredTiles {
       }
     }
     first_ += kTileDepth, at_ += kTileDepth;
-    ask();
+    prefetch();
   }
 
  private:
@@ -107,13 +107,13 @@ class GatheredTiles {
   static constexpr int kLines = kThreads / kInLine, kCopies = kTileDepth / kLines;
   static constexpr int kRows = kOfWarp * kCopies;
 
-  __device__ __forceinline__ void ask() {
+  __device__ __forceinline__ void prefetch() {
     id_ = at_ < count_ ? (ids_ ? IdInFlight(ids_, wide_, at_) : IdInFlight(at_)) : IdInFlight();
   }
 
   bool wide_, inside_[2];
   int count_;       // of the range's entries
-  int first_, at_;  // which of them the thread copies next, the first, and which the lane asks for
+  int first_, at_;  // which of them the thread copies next, the first, and which the lane prefetches
   int bytes_;       // of a row before what the thread copies
   uint32_t to_;
   const char *ids_, *rows_;

@@ -83,11 +83,11 @@ __global__ void __launch_bounds__(kThreads) pair_weight_gradients_kernel(const _
     write(to + i, numbers);
   }
   if (!of_scale) return;
-  sum = team_sum(sum, 32, kFullWarp);
+  sum = sub_warp_sum(sum, 32, kFullWarp);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  sum = team_sum(threadIdx.x < kThreads / 32 ? sums[threadIdx.x] : 0.0f, 32, kFullWarp);
+  sum = sub_warp_sum(threadIdx.x < kThreads / 32 ? sums[threadIdx.x] : 0.0f, 32, kFullWarp);
   if (threadIdx.x == 0) *of_scale = to_storage<P>(sum);
 }
 

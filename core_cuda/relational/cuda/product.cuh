@@ -179,9 +179,9 @@ class RowSteps {
     x_ = x + place_.in_group * kVector<S>;
     room_ = projection::shared_address(room) + place_.warp * kRowBytes + place_.lane * 16;
     row_ = place_.warp * kRows;
-    ask_for_ids(row_), begin_tile();
+    prefetch_ids(row_), begin_tile();
 #pragma unroll
-    for (int slot = 0; slot < kSlots - 1; ++slot) ask(slot);
+    for (int slot = 0; slot < kSlots - 1; ++slot) prefetch(slot);
   }
 
   // The thread's vectors of the next step: those of `group` and of the row eight further. Whole warp.
@@ -194,7 +194,7 @@ class RowSteps {
 #pragma unroll
       for (int q = 0; q < kGroups; ++q) load_shared(address(slot_, h, q), rows[h][q].words);
     }
-    ask((slot_ + kSlots - 1) % kSlots);
+    prefetch((slot_ + kSlots - 1) % kSlots);
     slot_ = (slot_ + 1) % kSlots;
   }
 
@@ -203,7 +203,7 @@ class RowSteps {
     return room_ + slot * kSlotBytes + (h * kGroups + q) * 32 * 16;
   }
 
-  __device__ __forceinline__ void ask(int slot) {
+  __device__ __forceinline__ void prefetch(int slot) {
     if (row_ < count_) {
       const int left = args_.depth - step_ - place_.in_group * kVector<S>;
 #pragma unroll
@@ -227,10 +227,10 @@ class RowSteps {
       from_[h] = x_ + __shfl_sync(0xffffffffu, id_.get(), place_.group + 8 * h) * args_.x.stride;
     }
     step_ = 0;
-    ask_for_ids(row_ + kWarps * kRows);
+    prefetch_ids(row_ + kWarps * kRows);
   }
 
-  __device__ __forceinline__ void ask_for_ids(int first) {
+  __device__ __forceinline__ void prefetch_ids(int first) {
     const int row = first + place_.lane % kRows;
     if (row < count_) id_ = id_in_flight(args_.x, args_.entries, begin_ + row);
   }

@@ -51,14 +51,14 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
   TileWalk walk(args.tiles, args.ptr, begin, end, begins);
   uint4* const fragments = reinterpret_cast<uint4*>(root);
   if (!Of::kFragments && args.own.numbers) {
-    ask_for_matrix<kWidth, kWidth, kStride, kThreads>(root, args.root.numbers, args.root.row_numbers,
-                                                      kTransposed ? width : args.own_width,
-                                                      kTransposed ? args.own_width : width);
+    prefetch_matrix<kWidth, kWidth, kStride, kThreads>(root, args.root.numbers, args.root.row_numbers,
+                                                       kTransposed ? width : args.own_width,
+                                                       kTransposed ? args.own_width : width);
   }
-  const auto ask_for_own = [&](T* to, int64_t first, int count) {
+  const auto prefetch_own = [&](T* to, int64_t first, int count) {
     if (!args.own.numbers) return;
     const int64_t left = max(args.own_rows - first, int64_t{0});
-    ask_for_matrix<kTilePieces, kWidth, kStride, kThreads>(
+    prefetch_matrix<kTileSegments, kWidth, kStride, kThreads>(
         to, static_cast<const T*>(args.own.numbers) + (left ? first * args.own.row_numbers : 0), args.own.row_numbers,
         static_cast<int>(min(left, int64_t{count})), args.own_width);
   };
@@ -112,12 +112,12 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
     }
   }
   while (true) {
-    const auto ask = [&] { ask_for_own(own, walk.first(), walk.count()); };
+    const auto prefetch = [&] { prefetch_own(own, walk.first(), walk.count()); };
     Product product;
     if constexpr (std::is_same_v<S, float>) {
-      sums.template to_tile<true>(ask);
+      sums.template to_tile<true>(prefetch);
     } else {
-      product = sums.template sum<true>(ask);
+      product = sums.template sum<true>(prefetch);
     }
     const int count = walk.count();
     if (place.down < count && place.side < width) finish(walk.first(), count, product);

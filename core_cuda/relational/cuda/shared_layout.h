@@ -1,21 +1,21 @@
-// What lies in the shared memory of a block of the kernels that sum the edges of pieces and multiply the sums at once.
-// The kernels take their sizes from here, and so does the plan (../plan.h), which has to know whether a device has so
-// much. S is the type of a number, of which only its size matters: 4 bytes are a float. No CUDA and no torch.
+// What lies in the shared memory of a block of the kernels that sum the edges of segments and multiply the sums at
+// once. The kernels take their sizes from here, and so does the plan (../plan.h), which has to know whether a device
+// has so much. S is the type of a number, of which only its size matters: 4 bytes are a float. No CUDA and no torch.
 #pragma once
 
 #include <type_traits>
 
 namespace edgeless::cuda::relational {
 
-constexpr int kTilePieces = 64;  // of a tile, at most
+constexpr int kTileSegments = 64;  // of a tile, at most
 
 constexpr int kFusedLog2 = 8,
               kFusedThreads = 1 << kFusedLog2;  // of a block, where its tiles have no shape of their own
 // Threads of a block that makes tiles [64, width] of which a warp has so many columns.
 constexpr int tile_threads(int width, int columns) { return 128 * width / columns; }
 
-// Where the pieces of a tile and of the two after it begin, and the ends of the last.
-using TileBegins = int[3][kTilePieces + 1];
+// Where the segments of a tile and of the two after it begin, and the ends of the last.
+using TileBegins = int[3][kTileSegments + 1];
 
 // Columns of a warp's part of a tile.
 template <int kWidth>
@@ -62,27 +62,27 @@ template <class S, int kWidth, int kColumns>
 using SumsLayout =
     std::conditional_t<sizeof(S) == 4, FloatSumsLayout<kWidth, kColumns>, HalfSumsLayout<kWidth, kColumns>>;
 
-// Of piece_products.cuh: the sums [64][width], but for 16-bit rows that a warp has whole, the weight [width][width] as
-// [depth][column], of up to 64 floats in fragments, what making the sums takes.
+// Of segment_products.cuh: the sums [64][width], but for 16-bit rows that a warp has whole, the weight [width][width]
+// as [depth][column], of up to 64 floats in fragments, what making the sums takes.
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 struct ProductsLayout {
   static constexpr int kStride = kTileStride<S, kWidth>;
   static constexpr bool kWholeRows = sizeof(S) == 2 && kWidth == kColumns;
   static constexpr bool kFragments = kInFragments<S, kWidth>;
-  static constexpr int kTile = kWholeRows ? 0 : kTilePieces * kStride;
+  static constexpr int kTile = kWholeRows ? 0 : kTileSegments * kStride;
   static constexpr int kWeight = kFragments ? 4 * kFragmentVectors<kWidth> : kWidth * kStride;
   static constexpr int kBytes =
       (kTile + kWeight) * static_cast<int>(sizeof(S)) + SumsLayout<S, kWidth, kColumns>::kBytes;
 };
 
-// Of piece_gradients.cuh: x and g [64][width], the weight [width][width] as it lies in memory, of up to 64 floats in
+// Of segment_gradients.cuh: x and g [64][width], the weight [width][width] as it lies in memory, of up to 64 floats in
 // fragments, what making the sums takes.
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 struct GradientsLayout {
   static constexpr bool kFragments = kInFragments<S, kWidth>;
   // Floats are read across rows more often than along them.
   static constexpr int kStride = kFragments ? kWidth + 8 : kTileStride<S, kWidth>;
-  static constexpr int kTile = kTilePieces * kStride;
+  static constexpr int kTile = kTileSegments * kStride;
   static constexpr int kWeight = kFragments ? 4 * kFragmentVectors<kWidth> : kWidth * kStride;
   static constexpr int kBytes =
       (2 * kTile + kWeight) * static_cast<int>(sizeof(S)) + SumsLayout<S, kWidth, kColumns>::kBytes;
@@ -98,9 +98,9 @@ template <class S, int kWidth, int kColumns = kRowColumns<S, kWidth>, bool kTwic
 struct RowSumsLayout {
   static constexpr int kStride = kTileStride<S, kWidth>, kSumStride = kWidth + 8;
   static constexpr bool kFragments = kInFragments<S, kWidth>;
-  static constexpr int kOwn = kTilePieces * kStride;
+  static constexpr int kOwn = kTileSegments * kStride;
   static constexpr int kRoot = kFragments ? (kTwice ? 8 : 4) * kFragmentVectors<kWidth> : kWidth * kStride;
-  static constexpr int kSums = sizeof(S) == 4 ? kTilePieces * kSumStride : 0;
+  static constexpr int kSums = sizeof(S) == 4 ? kTileSegments * kSumStride : 0;
   static constexpr int kBytes = (kOwn + kRoot) * static_cast<int>(sizeof(S)) + kSums * static_cast<int>(sizeof(float)) +
                                 SumsLayout<S, kWidth, kColumns>::kBytes;
 };
@@ -108,7 +108,7 @@ struct RowSumsLayout {
 // Of own_gradients.cuh: own and grad [64][width], and of every thread the sums of a vector's columns.
 template <class S, int kWidth>
 struct OwnGradientsLayout {
-  static constexpr int kStride = kTileStride<S, kWidth>, kTile = kTilePieces * kStride;
+  static constexpr int kStride = kTileStride<S, kWidth>, kTile = kTileSegments * kStride;
   static constexpr int kSums = kFusedThreads * (16 / static_cast<int>(sizeof(S))) * static_cast<int>(sizeof(float));
   static constexpr int kBytes = 2 * kTile * static_cast<int>(sizeof(S)) + kSums;
 };
@@ -118,8 +118,8 @@ struct OwnGradientsLayout {
 constexpr int part_vectors(int width) { return width / 16 * (width / 16) * 2 * 32 + width / 4; }
 
 // Rows of up to 64 floats in tiles without padding: own and grad of two tiles; x and g of one and the parts of a weight
-// (short_gradients.cuh); the parts of two weights (short_pieces.cuh).
-constexpr int kFloatsBytes = kTilePieces * 64 * static_cast<int>(sizeof(float));
+// (short_gradients.cuh); the parts of two weights (short_segments.cuh).
+constexpr int kFloatsBytes = kTileSegments * 64 * static_cast<int>(sizeof(float));
 constexpr int kOwnSquaresBytes = 2 * 2 * kFloatsBytes;
 constexpr int kShortGradientsBytes = 2 * kFloatsBytes + part_vectors(64) * 16;
 constexpr int short_products_bytes(int width) { return 2 * part_vectors(width) * 16; }

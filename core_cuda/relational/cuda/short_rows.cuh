@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(ShortRows::kThreads, ShortRows::kBlocks)
   __shared__ alignas(16) float bias[kMostShortWidth];  // for loads of whole vectors
   const Neighbors& of = args.neighbors;
   const int width = args.width, rows = static_cast<int>(args.num_rows), lane = threadIdx.x % 32;
-  const int step = static_cast<int>(gridDim.x) * ShortRows::kWarps * kWarpPieces;
-  int first = (static_cast<int>(blockIdx.x) * ShortRows::kWarps + static_cast<int>(threadIdx.x) / 32) * kWarpPieces;
+  const int step = static_cast<int>(gridDim.x) * ShortRows::kWarps * kWarpSegments;
+  int first = (static_cast<int>(blockIdx.x) * ShortRows::kWarps + static_cast<int>(threadIdx.x) / 32) * kWarpSegments;
   Edges edges = first_edges<Weights::none>(of, load_ends(args.ptr, first, rows));
   Ends ends = load_ends(args.ptr, first + step, rows);
   if (args.own.numbers) root.template put<kTransposed>(args);
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(ShortRows::kThreads, ShortRows::kBlocks)
       root.multiply(own, product);
       root.make_finite(args, kTransposed, first, product);
     }
-    sum_pieces<kMostShortWidth, Weights::none, kFull, S, ShortRows::kFew>(of, edges, sum);
+    sum_segments<kMostShortWidth, Weights::none, kFull, S, ShortRows::kFew>(of, edges, sum);
 #pragma unroll
     for (int m = 0; m < std::extent_v<LaneVectors<S, kMostShortWidth>>; ++m) {
       const int column = (m * 4 + lane % 4) * kPer;

@@ -1,9 +1,9 @@
-// Sums of pieces, of rows of up to 64 numbers, in the registers in which the tensor cores take them: a warp sums the
-// edges of sixteen pieces. No row goes through shared memory.
+// Sums of segments, of rows of up to 64 numbers, in the registers in which the tensor cores take them: a warp sums the
+// edges of sixteen segments. No row goes through shared memory.
 //
-// Four lanes have two pieces. They ask for the rows of the first two edges of both at once, then for one after the
-// other, until the longest piece has its sum: most have one or two. A piece of more than kFewEdges is summed by the
-// whole warp, a batch of rows at a time.
+// Four lanes have two segments. They prefetch for the rows of the first two edges of both at once, then for one after
+// the other, until the longest segment has its sum: most have one or two. A segment of more than kFewEdges is summed by
+// the whole warp, a batch of rows at a time.
 #pragma once
 
 #include <climits>
@@ -12,8 +12,8 @@
 #include "../../common/tf32.cuh"
 #include "../../common/thresholds.h"
 #include "geometry.h"
-#include "piece_tiles.h"
 #include "scaled_halves.cuh"
+#include "segment_tiles.h"
 #include "tile_sums.cuh"
 
 namespace edgeless::cuda::relational {
@@ -24,7 +24,7 @@ constexpr int kLongBatch = 8;  // vectors of a long segment's rows that a lane h
 template <Weights kWeights>
 constexpr bool kByEdge = kWeights == Weights::in_order || kWeights == Weights::by_id;
 
-// weight_of() where it is known what it asks for.
+// weight_of() where it is known what it prefetches.
 template <Weights kWeights>
 __device__ __forceinline__ float weight_at(const Neighbors& of, int edge) {
   if constexpr (!kByEdge<kWeights>) return 1;
@@ -32,11 +32,12 @@ __device__ __forceinline__ float weight_at(const Neighbors& of, int edge) {
   return __ldcs(of.weights + edge);
 }
 
-// The lane's two pieces: their edges, and of four of these, or of as many as there are, one in each of the four lanes.
+// The lane's two segments: their edges, and of four of these, or of as many as there are, one in each of the four
+// lanes.
 struct Edges {
   int begin[2], count[2];
   int row[2];       // -1: none
-  float weight[2];  // of the edges, or of the pieces
+  float weight[2];  // of the edges, or of the segments
 };
 
 // Those from number `from` on.
@@ -46,7 +47,7 @@ __device__ __forceinline__ void load_edges(const Neighbors& of, Edges& edges, in
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     edges.row[i] = -1;
-    if constexpr (kWeights != Weights::of_pieces) edges.weight[i] = 1;
+    if constexpr (kWeights != Weights::of_segments) edges.weight[i] = 1;
     if (edge >= edges.count[i]) continue;
     edges.row[i] = __ldcs(of.indices + edges.begin[i] + edge);
     if constexpr (kByEdge<kWeights>) edges.weight[i] = weight_at<kWeights>(of, edges.begin[i] + edge);
@@ -57,8 +58,8 @@ struct Ends {
   int begin[2], end[2];
 };
 
-// The lane's pieces of the sixteen from `first` on.
-__device__ __forceinline__ int piece_of_lane(int first, int i) {
+// The lane's segments of the sixteen from `first` on.
+__device__ __forceinline__ int segment_of_lane(int first, int i) {
   return first + static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
 }
 
@@ -67,13 +68,13 @@ __device__ __forceinline__ Ends load_ends(const int32_t* ptr, int first, int las
   Ends ends;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int piece = piece_of_lane(first, i);
-    ends.begin[i] = ptr[min(piece, last)], ends.end[i] = ptr[min(piece + 1, last)];
+    const int segment = segment_of_lane(first, i);
+    ends.begin[i] = ptr[min(segment, last)], ends.end[i] = ptr[min(segment + 1, last)];
   }
   return ends;
 }
 
-// The first edges of pieces that lie so.
+// The first edges of segments that lie so.
 template <Weights kWeights>
 __device__ __forceinline__ Edges first_edges(const Neighbors& of, const Ends& ends) {
   Edges edges;
@@ -83,12 +84,12 @@ __device__ __forceinline__ Edges first_edges(const Neighbors& of, const Ends& en
   return edges;
 }
 
-// The weights of pieces themselves, of the sixteen from `first` on.
+// The weights of segments themselves, of the sixteen from `first` on.
 __device__ __forceinline__ void load_weights(const Neighbors& of, int first, int last, Edges& edges) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int piece = piece_of_lane(first, i);
-    edges.weight[i] = piece < last ? __ldcs(of.of_pieces + piece) : 1;
+    const int segment = segment_of_lane(first, i);
+    edges.weight[i] = segment < last ? __ldcs(of.of_segments + segment) : 1;
   }
 }
 
@@ -116,61 +117,62 @@ __device__ __forceinline__ void load_row(const Neighbors& of, int row, LaneVecto
   }
 }
 
-// A piece that the whole warp sums; of 32 of its edges, one in each lane.
-struct LongPiece {
+// A segment that the whole warp sums; of 32 of its edges, one in each lane.
+struct LongSegment {
   int owner;  // the first of the four lanes that it belongs to, and 1 more where it is their second
   int begin, count, row;
   float weight;
 };
 
 template <Weights kWeights>
-__device__ __forceinline__ void load_edges(const Neighbors& of, LongPiece& piece, int from) {
+__device__ __forceinline__ void load_edges(const Neighbors& of, LongSegment& segment, int from) {
   const int edge = from + static_cast<int>(threadIdx.x % 32);
-  piece.row = -1, piece.weight = 0;
-  if (edge >= piece.count) return;
-  piece.row = __ldcs(of.indices + piece.begin + edge);
-  piece.weight = weight_at<kWeights>(of, piece.begin + edge);
+  segment.row = -1, segment.weight = 0;
+  if (edge >= segment.count) return;
+  segment.row = __ldcs(of.indices + segment.begin + edge);
+  segment.weight = weight_at<kWeights>(of, segment.begin + edge);
 }
 
-// Takes the first of the pieces `many`: bit 4 i: the first of lanes 4 i and after it, the bit behind it: their second.
+// Takes the first of the segments `many`: bit 4 i: the first of lanes 4 i and after it, the bit behind it: their
+// second.
 template <Weights kWeights>
-__device__ __forceinline__ LongPiece take_long(const Neighbors& of, const Edges& edges, uint32_t& many) {
-  LongPiece piece;
-  piece.owner = __ffs(many) - 1, many &= many - 1;
+__device__ __forceinline__ LongSegment take_long(const Neighbors& of, const Edges& edges, uint32_t& many) {
+  LongSegment segment;
+  segment.owner = __ffs(many) - 1, many &= many - 1;
   int begin[2], count[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    begin[i] = __shfl_sync(kAllLanes, edges.begin[i], piece.owner & ~3);
-    count[i] = __shfl_sync(kAllLanes, edges.count[i], piece.owner & ~3);
+    begin[i] = __shfl_sync(kAllLanes, edges.begin[i], segment.owner & ~3);
+    count[i] = __shfl_sync(kAllLanes, edges.count[i], segment.owner & ~3);
   }
-  const bool second = piece.owner & 1;
-  piece.begin = second ? begin[1] : begin[0], piece.count = second ? count[1] : count[0];
-  load_edges<kWeights>(of, piece, 0);
-  return piece;
+  const bool second = segment.owner & 1;
+  segment.begin = second ? begin[1] : begin[0], segment.count = second ? count[1] : count[0];
+  load_edges<kWeights>(of, segment, 0);
+  return segment;
 }
 
-// Puts the sums of the pieces `many` where those belong.
+// Puts the sums of the segments `many` where those belong.
 template <class S, int kWidth, Weights kWeights>
 __device__ __forceinline__ void sum_long(const Neighbors& of, const Edges& edges, uint32_t many,
                                          WarpRows<kWidth>& sum) {
   constexpr int kPer = kOfVector<S>;
   constexpr int kLanes = kWidth / kPer, kRows = 32 / kLanes;  // lanes of a row, and rows of one load
   const int lane = threadIdx.x % 32, in_row = lane % kLanes;
-  LongPiece next = take_long<kWeights>(of, edges, many);
+  LongSegment next = take_long<kWeights>(of, edges, many);
 #pragma unroll 1
   while (true) {
-    LongPiece piece = next;
+    LongSegment segment = next;
     const bool more = many != 0;
     if (more) next = take_long<kWeights>(of, edges, many);
     float s[kPer] = {};
 #pragma unroll 1
-    for (int i = 0; i < piece.count; i += 32) {
-      const int row = piece.row;
-      const float weight = piece.weight;
-      if (i + 32 < piece.count) load_edges<kWeights>(of, piece, i + 32);
+    for (int i = 0; i < segment.count; i += 32) {
+      const int row = segment.row;
+      const float weight = segment.weight;
+      if (i + 32 < segment.count) load_edges<kWeights>(of, segment, i + 32);
 #pragma unroll
       for (int j = 0; j < kLanes; j += kLongBatch) {
-        if (j > 0 && i + j * kRows >= piece.count) break;
+        if (j > 0 && i + j * kRows >= segment.count) break;
         Words<4> raw[kLongBatch];
 #pragma unroll
         for (int u = 0; u < kLongBatch; ++u) {
@@ -193,23 +195,23 @@ __device__ __forceinline__ void sum_long(const Neighbors& of, const Edges& edges
 #pragma unroll
       for (int k = 0; k < kPer; ++k) s[k] += __shfl_xor_sync(kAllLanes, s[k], step);
     }
-    const bool own = lane / 4 == piece.owner / 4;
+    const bool own = lane / 4 == segment.owner / 4;
 #pragma unroll
     for (int m = 0; m < kLanes / 4; ++m) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
         const float number = __shfl_sync(kAllLanes, s[k], m * 4 + lane % 4);
-        if (own && piece.owner % 2 == 0) sum[0][kPer * m + k] = number;
-        if (own && piece.owner % 2 == 1) sum[1][kPer * m + k] = number;
+        if (own && segment.owner % 2 == 0) sum[0][kPer * m + k] = number;
+        if (own && segment.owner % 2 == 1) sum[1][kPer * m + k] = number;
       }
     }
     if (!more) return;
   }
 }
 
-// The sums of the warp's pieces; of more than kFew edges each is summed by all lanes.
+// The sums of the warp's segments; of more than kFew edges each is summed by all lanes.
 template <int kWidth, Weights kWeights, bool kFull, class S = float, int kFew = kFewEdges>
-__device__ __forceinline__ void sum_pieces(const Neighbors& of, Edges edges, WarpRows<kWidth>& sum) {
+__device__ __forceinline__ void sum_segments(const Neighbors& of, Edges edges, WarpRows<kWidth>& sum) {
   constexpr int kVectors = std::extent_v<LaneVectors<S, kWidth>>, kPer = kOfVector<S>;
   using Rows = LaneVectors<S, kWidth>[2];
   const bool few[2] = {edges.count[0] <= kFew, edges.count[1] <= kFew};
@@ -255,7 +257,7 @@ __device__ __forceinline__ void sum_pieces(const Neighbors& of, Edges edges, War
     }
   }
   if (many) sum_long<S, kWidth, kWeights>(of, edges, many, sum);
-  if constexpr (kWeights == Weights::of_pieces) {
+  if constexpr (kWeights == Weights::of_segments) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -276,21 +278,21 @@ struct TypeMatrix {
   }
 };
 
-// An infinity leaves no number behind when a float is split: such products of pieces [first, last) are made again.
+// An infinity leaves no number behind when a float is split: such products of segments [first, last) are made again.
 template <int kWidth>
-__device__ __noinline__ void make_again(const PieceTiles& pieces, const Neighbors& of, const TypeMatrix& matrix,
+__device__ __noinline__ void make_again(const SegmentTiles& segments, const Neighbors& of, const TypeMatrix& matrix,
                                         int first, int last, WarpRows<kWidth>& product) {
   const int lane = threadIdx.x % 32;
   for (int i = 0; i < 2; ++i) {
-    const int piece = piece_of_lane(first, i);
-    if (piece >= last) continue;
+    const int segment = segment_of_lane(first, i);
+    if (segment >= last) continue;
     WarpRows<kWidth> made = {};
     for (int k = 0; k < matrix.depth; ++k) {
       float x = 0;
-      for (int edge = pieces.ptr[piece]; edge < pieces.ptr[piece + 1]; ++edge) {
+      for (int edge = segments.ptr[segment]; edge < segments.ptr[segment + 1]; ++edge) {
         x = fmaf(weight_of(of, edge), reinterpret_cast<const float*>(row_at(of, of.indices[edge]))[k], x);
       }
-      if (of.of_pieces) x *= of.of_pieces[piece];
+      if (of.of_segments) x *= of.of_segments[segment];
       for (int j = 0; j < kWidth / 4; ++j) {
         const int column = j / 4 * 16 + lane % 4 * 4 + j % 4;
         if (column < matrix.columns) made[i][j] = fmaf(x, matrix.at(k, column), made[i][j]);
@@ -304,25 +306,25 @@ __device__ __noinline__ void make_again(const PieceTiles& pieces, const Neighbor
 
 // Makes a warp's products again where one of them is no number.
 template <int kWidth>
-__device__ __forceinline__ void make_finite(const PieceTiles& pieces, const Neighbors& of, const TypeMatrix& matrix,
+__device__ __forceinline__ void make_finite(const SegmentTiles& segments, const Neighbors& of, const TypeMatrix& matrix,
                                             int first, int last, WarpRows<kWidth>& product) {
   if (all_finite(product)) return;
   WarpRows<kWidth> again;  // in memory: only here
   memcpy(again, product, sizeof(again));
-  make_again<kWidth>(pieces, of, matrix, first, last, again);
+  make_again<kWidth>(segments, of, matrix, first, last, again);
   memcpy(product, again, sizeof(again));
 }
 
-// Stores the warp's products, those of pieces below `last`; read once by whoever adds them up.
+// Stores the warp's products, those of segments below `last`; read once by whoever adds them up.
 template <int kWidth>
 __device__ __forceinline__ void store_products(float* out, int columns, int first, int last,
                                                const WarpRows<kWidth>& product) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int piece = piece_of_lane(first, i);
-    if (piece >= last) continue;
-    float* const to = out + static_cast<int64_t>(piece) * columns + lane % 4 * 4;
+    const int segment = segment_of_lane(first, i);
+    if (segment >= last) continue;
+    float* const to = out + static_cast<int64_t>(segment) * columns + lane % 4 * 4;
 #pragma unroll
     for (int m = 0; m < kWidth / 16; ++m) {
       const float* const four = product[i] + 4 * m;

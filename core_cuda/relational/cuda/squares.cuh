@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../../common/tf32.cuh"
-#include "piece_tiles.h"
+#include "segment_tiles.h"
 
 namespace edgeless::cuda::relational {
 

@@ -1,8 +1,8 @@
-// The sums of a tile's pieces on tensor cores, of numbers of 16 bits: as a product of two matrices, of which the first
-// has the edges' weights at their pieces and zeros elsewhere, and the second the neighbours' rows.
+// The sums of a tile's segments on tensor cores, of numbers of 16 bits: as a product of two matrices, of which the
+// first has the edges' weights at their segments and zeros elsewhere, and the second the neighbours' rows.
 //
 // Adding on the cores of floats takes a dozen instructions for every 16 bytes of a row, and the branches at the ends of
-// pieces, of which a tile has one for every other edge. Here rows go to shared memory as they are, and of 16 pieces
+// segments, of which a tile has one for every other edge. Here rows go to shared memory as they are, and of 16 segments
 // only the edges they have are multiplied, which lie side by side. A weight is the sum of two numbers of 16 bits, so it
 // has as many digits as the sum wants; 1 needs one number. Zero times infinity is no zero: sums that are not finite are
 // made again edge by edge.
@@ -37,7 +37,7 @@ struct TileSums {
   static constexpr int kDepth = Layout::kDepth, kRows = Layout::kRows, kWeights = Layout::kWeights;
   static constexpr int kBytes = Layout::kBytes;
   static constexpr int kInLine = kWidth / 8, kLines = kThreads / kInLine, kCopies = kChunk / kLines;
-  static_assert(kRows * 2 >= kTilePieces * kWidth / 2 * 4, "two slices of four fit where a chunk's rows were");
+  static_assert(kRows * 2 >= kTileSegments * kWidth / 2 * 4, "two slices of four fit where a chunk's rows were");
   using Place = FusedPlace<kWidth, kColumns>;
   static constexpr int kSides = Place::kSides;
   using Sums = WarpSum<1, kSides>;
@@ -65,15 +65,15 @@ struct TileSums {
     __syncthreads();
     at = walk.now()[0], end = walk.now()[walk.count()];
     find();
-    ask();
+    prefetch();
     at += kChunk;
     if (at >= end) at = walk.next()[0], end = walk.next()[walk.next_count()];
     find();
   }
 
-  template <bool kEmpty, class AskOthers>
-  __device__ __forceinline__ void to_tile(AskOthers&& ask_others) {
-    put(sum(ask_others));
+  template <bool kEmpty, class PrefetchOthers>
+  __device__ __forceinline__ void to_tile(PrefetchOthers&& prefetch_others) {
+    put(sum(prefetch_others));
     await_others();
     __syncthreads();
   }
@@ -82,29 +82,29 @@ struct TileSums {
 
   // The warp's part of a tile's sums, else as to_tile. Contains a barrier. With kOthers the prefetched rows have
   // arrived when it returns; without, after await_others() and a barrier.
-  template <bool kOthers = false, class AskOthers>
-  __device__ __forceinline__ Sums sum(AskOthers&& ask_others) {
+  template <bool kOthers = false, class PrefetchOthers>
+  __device__ __forceinline__ Sums sum(PrefetchOthers&& prefetch_others) {
     Sums sums;
     const int* begins = walk.now();
     const int tile_begin = begins[0], tile_end = begins[walk.count()], slices = slices_of(walk.count());
-    walk.ask_ahead();
-    float by[2] = {0, 0};  // of the thread's two pieces
+    walk.prefetch_ahead();
+    float by[2] = {0, 0};  // of the thread's two segments
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int piece = place.down + threadIdx.x % 32 / 4 + h * 8;
-      if (of.of_pieces && piece < walk.count()) by[h] = __ldg(of.of_pieces + walk.first() + piece);
+      const int segment = place.down + threadIdx.x % 32 / 4 + h * 8;
+      if (of.of_segments && segment < walk.count()) by[h] = __ldg(of.of_segments + walk.first() + segment);
     }
     bool pending = false;
     for (int begin = tile_begin;; begin += kChunk) {
       await_all();
       __syncthreads();
       if (begin == tile_begin) {
-        ask_others();
+        prefetch_others();
         projection::commit_stage();
       }
       const bool last = begin + kChunk >= tile_end;
       const int now = buffer ^ 1;
-      ask();
+      prefetch();
       projection::commit_stage();
       at += kChunk;
       if (at >= end && !last) at = walk.next()[0], end = walk.next()[walk.next_count()];
@@ -135,7 +135,7 @@ struct TileSums {
     return sums;
   }
 
-  // Waits for this thread's copies that ask_others() began.
+  // Waits for this thread's copies that prefetch_others() began.
   __device__ __forceinline__ static void await_others() { await_all_but<1>(); }
 
   // The warp's part of a tile, to it as 16-bit numbers.
@@ -149,12 +149,12 @@ struct TileSums {
     }
   }
 
-  // A tile of few pieces has many edges of each: warps that would have no pieces take every second or fourth mma.
+  // A tile of few segments has many edges of each: warps that would have no segments take every second or fourth mma.
   __device__ __forceinline__ static int slices_of(int count) { return count <= 16 ? 4 : count <= 32 ? 2 : 1; }
 
   __device__ __forceinline__ static int line_of_warp() { return threadIdx.x / (32 * Place::kBeside); }
 
-  // Slices to sums, in a fixed order; what is left to warps without pieces is zero. Meets within.
+  // Slices to sums, in a fixed order; what is left to warps without segments is zero. Meets within.
   __device__ __forceinline__ static void add_slices(int slices, float* memory, Sums& sums) {
     const int groups = 4 / slices, line = line_of_warp();
     for (int half = slices / 2; half > 0; half /= 2) {
@@ -185,7 +185,7 @@ struct TileSums {
     if (of.weights && threadIdx.x < kChunk && edge < end) weight = weight_of(of, edge);
   }
 
-  __device__ __forceinline__ void ask() {
+  __device__ __forceinline__ void prefetch() {
     const int line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine;
     const bool there = in_line < of.vectors;
     const char* base = of.rows + (there ? in_line * 16 : 0);
@@ -212,7 +212,7 @@ struct TileSums {
     const uint32_t* by = weights + chunk * kWeights + lane % 4 * 2;
 #pragma unroll 1
     for (int depth = from + slice * kDepth; depth < to; depth += slices * kDepth) {
-      uint32_t nearest[4], rest[4], inside[2];  // which of the sixteen edges both pieces of the thread have
+      uint32_t nearest[4], rest[4], inside[2];  // which of the sixteen edges both segments of the thread have
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int first = min(max(firsts[h] - depth, 0), kDepth), last = max(min(ends[h] - depth, kDepth), first);
@@ -256,7 +256,7 @@ struct TileSums {
       for (int i = 0; i < kSides * 4; ++i) sums.of[0][i / 4][i % 4] *= 1 / kWeightScale<S>;
     }
     if (!all_finite(sums.of[0])) make_again(begins, sums);
-    if (!of.of_pieces) return;
+    if (!of.of_segments) return;
 #pragma unroll
     for (int i = 0; i < kSides * 4; ++i) sums.of[0][i / 4][i % 4] *= by[i % 4 / 2];
   }

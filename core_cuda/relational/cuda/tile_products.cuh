@@ -287,7 +287,7 @@ __device__ __forceinline__ void store_sums(S* to, int64_t row_numbers, int rows,
 // Asks for a matrix [rows, columns] as the first rows of a tile of kRows by kWidth; what is outside is zero. Whole
 // block.
 template <int kRows, int kWidth, int kStride, int kThreads = kFusedThreads, class T>
-__device__ __forceinline__ void ask_for_matrix(T* tile, const void* from, int64_t row_numbers, int rows, int columns) {
+__device__ __forceinline__ void prefetch_matrix(T* tile, const void* from, int64_t row_numbers, int rows, int columns) {
   constexpr int kVector = 16 / sizeof(T), kInLine = kWidth / kVector;
   const T* numbers = static_cast<const T*>(from);
 #pragma unroll 4

@@ -1,4 +1,4 @@
-// Tiles of pieces and rows (../tiling.h) on the GPU. No CUDA and no torch, no host sync.
+// Tiles of segments and rows (../tiling.h) on the GPU. No CUDA and no torch, no host sync.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@ namespace edgeless::cuda::relational {
 
 constexpr int kTypeThreads = 512;  // of the block that counts the tiles of the types
 
-// Tiles of pieces. totals: null, or [2] parts of hubs, and their pieces.
+// Tiles of segments. totals: null, or [2] parts of hubs, and their segments.
 template <class I>
-void tile_pieces(const Tiling<I>& args, int64_t* totals, const jit::Queue& queue);
+void tile_segments(const Tiling<I>& args, int64_t* totals, const jit::Queue& queue);
 
 // What rows add up, where there are hubs. `scratch` holds hubs_scratch<I>(num_rows) bytes.
 template <class I>

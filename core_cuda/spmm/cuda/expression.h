@@ -23,12 +23,12 @@ struct SumKernel {
 };
 
 // words: 4-byte words of a vector. 32-bit indices have more specialized kernels, most of them for vectors of 16 bytes.
-inline SumKernel sum_kernel(bool wide_index, int words, const SumWeights& weights, int team_log2, int64_t num_edges,
+inline SumKernel sum_kernel(bool wide_index, int words, const SumWeights& weights, int sub_warp_log2, int64_t num_edges,
                             int64_t num_rows) {
   if (wide_index) return {Weighing::by_head, kUsualBatch};
-  const Weighing weighing = weighing_of(weights.weighed, weights.by_head, weights.in_order, team_log2);
+  const Weighing weighing = weighing_of(weights.weighed, weights.by_head, weights.in_order, sub_warp_log2);
   if (weighing == Weighing::by_head) return {weighing, kUsualBatch};
-  if (words == 4) return {weighing, sum_batch(team_log2, num_edges, num_rows)};
+  if (words == 4) return {weighing, sum_batch(sub_warp_log2, num_edges, num_rows)};
   return {weighing == Weighing::by_edge_ahead ? weighing : Weighing::by_head, kUsualBatch};
 }
 

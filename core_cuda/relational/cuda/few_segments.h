@@ -8,31 +8,31 @@
 
 namespace edgeless::cuda::relational {
 
-// T: type of the types given. Results are those of the kernels of pieces.h.
+// T: type of the types given. Results are those of the kernels of segments.h.
 template <class T>
 struct FewTypedArgs {
   const int32_t *indptr = nullptr, *indices = nullptr, *edge_ids = nullptr;  // edge_ids null: the positions
   const T* types = nullptr;                                                  // [edges] by id
   int32_t edges = 0, num_rows = 0, num_types = 0, cut = 0;
-  int64_t* facts = nullptr;       // whether a type is out of range; the number of pieces
-  int32_t* type_ptr = nullptr;    // [num_types + 1] pieces of a type
-  int32_t* piece_rows = nullptr;  // [edges] row of a piece; behind the last piece num_rows
-  int32_t* ptr = nullptr;         // [edges + 1] first edge of a piece; behind the last piece `edges`
-  int32_t* to_indices = nullptr;  // [edges]
-  int32_t* to_ids = nullptr;      // [edges]
-  int32_t* by_row = nullptr;      // [num_rows + 1 + edges] where the pieces of a row begin; pieces by row, then zeros
+  int64_t* facts = nullptr;         // whether a type is out of range; the number of segments
+  int32_t* type_ptr = nullptr;      // [num_types + 1] segments of a type
+  int32_t* segment_rows = nullptr;  // [edges] row of a segment; behind the last segment num_rows
+  int32_t* ptr = nullptr;           // [edges + 1] first edge of a segment; behind the last segment `edges`
+  int32_t* to_indices = nullptr;    // [edges]
+  int32_t* to_ids = nullptr;        // [edges]
+  int32_t* by_row = nullptr;  // [num_rows + 1 + edges] where the segments of a row begin; segments by row, then zeros
 };
 
 // The arguments of the kernel.
 template <class T>
-struct FewPieces {
+struct FewSegments {
   FewTypedArgs<T> of;
   GridSortArgs sort;
   int32_t* rows;  // [edges] of sorted edges
 };
 
 // Numbers of int32 that it needs beside its results.
-int64_t few_pieces_scratch(int64_t edges, int multiprocessors);
+int64_t few_segments_scratch(int64_t edges, int multiprocessors);
 template <class T>
 void cut_few_edges(const FewTypedArgs<T>& args, int32_t* scratch, int multiprocessors, const jit::Queue& queue);
 

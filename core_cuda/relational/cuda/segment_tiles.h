@@ -6,14 +6,14 @@
 
 namespace edgeless::cuda::relational {
 
-// The pieces of one direction of a typed graph, in tiles of pieces of one type. All ids are of 32 bits.
-struct PieceTiles {
+// The segments of one direction of a typed graph, in tiles of segments of one type. All ids are of 32 bits.
+struct SegmentTiles {
   const int32_t* type_tiles = nullptr;  // [types + 1] first tile of a type
-  const int32_t* tiles = nullptr;       // [count + 1] first piece of a tile; behind the last tile the number of pieces
+  const int32_t* tiles = nullptr;  // [count + 1] first segment of a tile; behind the last tile the number of segments
   int64_t count = 0;
   int types = 0;
-  const int32_t* ptr = nullptr;   // [pieces + 1] first edge of a piece
-  const int32_t* rows = nullptr;  // [pieces] row of a piece
+  const int32_t* ptr = nullptr;   // [segments + 1] first edge of a segment
+  const int32_t* rows = nullptr;  // [segments] row of a segment
 
   constexpr Entries by_type() const { return {type_tiles, count, types}; }
 };
@@ -25,13 +25,13 @@ struct Neighbors {
   const int32_t* ids = nullptr;      // [edges] where in `weights` an edge's is; null: at its own position
   const char* rows = nullptr;
   uint32_t row_bytes = 0;
-  int vectors = 0;                   // of 16 bytes, of a row
-  int team_log2 = 0;                 // lanes of a row: at least two, and no fewer than vectors
-  const float* of_pieces = nullptr;  // [pieces] what the sum of a piece is multiplied by; null: 1
+  int vectors = 0;                     // of 16 bytes, of a row
+  int sub_warp_log2 = 0;               // lanes of a row: at least two, and no fewer than vectors
+  const float* of_segments = nullptr;  // [segments] what the sum of a segment is multiplied by; null: 1
 };
 
-// What the edges of the kernels of short pieces (short_sums.cuh), or the sums of their pieces, are weighed by.
-enum class Weights { none, in_order, by_id, of_pieces };
+// What the edges of the kernels of short segments (short_sums.cuh), or the sums of their segments, are weighed by.
+enum class Weights { none, in_order, by_id, of_segments };
 inline constexpr const char* type_text(Weights) { return "edgeless::cuda::relational::Weights"; }
 
 // A matrix [*, columns] whose rows are whole vectors of 16 bytes; row_numbers from row to row.
@@ -40,26 +40,26 @@ struct Rows {
   int64_t row_numbers = 0;
 };
 
-// out[piece] = (the sum of the piece's edges) W of its type
-struct PieceProductsArgs {
-  PieceTiles pieces;
+// out[segment] = (the sum of the segment's edges) W of its type
+struct SegmentProductsArgs {
+  SegmentTiles segments;
   Neighbors neighbors;
   Rows weight;  // [types, in, out]
   int64_t weight_type = 0;
-  void* out = nullptr;  // [pieces, out_width]
+  void* out = nullptr;  // [segments, out_width]
   int in_width = 0, out_width = 0;
   int share = 0;     // tiles of a block
   bool few = false;  // there are few blocks: twice as many warps for each, of 16-bit rows
 };
 
-// The same turned round, g being the sum of a piece's edges and x the row of its own: out[piece] = g W^T, and
-// partial[block] = the sum of x^T g over the pieces of a block.
-struct PieceGradientsArgs {
-  PieceTiles pieces;
+// The same turned round, g being the sum of a segment's edges and x the row of its own: out[segment] = g W^T, and
+// partial[block] = the sum of x^T g over the segments of a block.
+struct SegmentGradientsArgs {
+  SegmentTiles segments;
   Neighbors neighbors;
   Rows weight, x;
   int64_t weight_type = 0;
-  void* out = nullptr;       // [pieces, in_width], null: not wanted
+  void* out = nullptr;       // [segments, in_width], null: not wanted
   float* partial = nullptr;  // [num_tiles(count, types, share), in_width, out_width], null: not wanted
   int in_width = 0, out_width = 0;
   int share = 0;
@@ -68,7 +68,7 @@ struct PieceGradientsArgs {
 
 // out[i] = the sum of the neighbours of row i + own[i] root + bias
 struct RowSumsArgs {
-  const int32_t* tiles = nullptr;  // [num_tiles + 1] first row of a tile, of kTilePieces at most
+  const int32_t* tiles = nullptr;  // [num_tiles + 1] first row of a tile, of kTileSegments at most
   const int32_t* ptr = nullptr;    // [num_rows + 1] first neighbour of a row
   Neighbors neighbors;
   int num_tiles = 0;
@@ -102,12 +102,12 @@ struct OwnGradientsArgs {
   float* partial = nullptr;  // [blocks, own_width width + width], null: neither sum is wanted
   int64_t num_rows = 0;
   int own_width = 0, width = 0;
-  int share = 0;  // tiles of kTilePieces rows of a block
+  int share = 0;  // tiles of kTileSegments rows of a block
 };
 
 // The partial sums of the two kernels above, added in their order.
 struct AddGradientsArgs {
-  Entries tiles;  // of PieceGradientsArgs, with its share
+  Entries tiles;  // of SegmentGradientsArgs, with its share
   int share = 1, size = 0;
   const float* partial = nullptr;  // null: none
   void* weights = nullptr;         // [types, size]
@@ -119,15 +119,15 @@ struct AddGradientsArgs {
 };
 
 // Of what fuses_widths() takes (../plan.h).
-void run_piece_products(Storage storage, const PieceProductsArgs& args, const jit::Queue& queue);
-// The same of floats of up to kMostShortWidth where pieces have few edges: `share` tiles are a chunk. scratch: so many
-// bytes, of whole vectors.
-int64_t short_products_scratch(const PieceProductsArgs& args);
-void run_short_products(const PieceProductsArgs& args, void* scratch, int processors, const jit::Queue& queue);
-void run_piece_gradients(Storage storage, const PieceGradientsArgs& args, const jit::Queue& queue);
+void run_segment_products(Storage storage, const SegmentProductsArgs& args, const jit::Queue& queue);
+// The same of floats of up to kMostShortWidth where segments have few edges: `share` tiles are a chunk. scratch: so
+// many bytes, of whole vectors.
+int64_t short_products_scratch(const SegmentProductsArgs& args);
+void run_short_products(const SegmentProductsArgs& args, void* scratch, int processors, const jit::Queue& queue);
+void run_segment_gradients(Storage storage, const SegmentGradientsArgs& args, const jit::Queue& queue);
 // The same of floats of up to kMostShortWidth. scratch: so many bytes, of whole vectors.
-int64_t short_gradients_scratch(const PieceGradientsArgs& args);
-void run_short_gradients(const PieceGradientsArgs& args, void* scratch, const jit::Queue& queue);
+int64_t short_gradients_scratch(const SegmentGradientsArgs& args);
+void run_short_gradients(const SegmentGradientsArgs& args, void* scratch, const jit::Queue& queue);
 void run_hub_sums(Storage storage, const HubSumsArgs& args, const jit::Queue& queue);
 void run_row_sums(Storage storage, const RowSumsArgs& args, const jit::Queue& queue);
 // The same of rows of up to kMostShortWidth numbers that have few neighbours.

@@ -1,4 +1,4 @@
-// Edges that are sorted by type and row, cut into pieces; and what is known of the pieces. No CUDA and no torch, no
+// Edges that are sorted by type and row, cut into segments; and what is known of the segments. No CUDA and no torch, no
 // host sync.
 #pragma once
 
@@ -26,34 +26,34 @@ void arrange_edges(const ArrangeArgs<I>& args, const jit::Queue& queue);
 
 // I: type of all ids, int32_t or int64_t.
 template <class I>
-struct PiecesArgs {
+struct SegmentsArgs {
   const I* types = nullptr;        // [edges] of sorted edges
   const I* rows = nullptr;         // [edges]
   const I* type_begins = nullptr;  // [num_types + 1] first edge of every type
   int64_t edges = 0, num_types = 0, num_rows = 0;
-  int64_t cut = 0;           // edges of a piece, at most
-  I* numbers = nullptr;      // [edges] for the kernels alone
-  I* type_ptr = nullptr;     // [num_types + 1] pieces of a type
-  I* piece_rows = nullptr;   // [edges] row of a piece; behind the last piece num_rows
-  I* ptr = nullptr;          // [edges + 1] first edge of a piece; behind the last piece `edges`
-  int64_t* count = nullptr;  // the number of pieces
+  int64_t cut = 0;            // edges of a segment, at most
+  I* numbers = nullptr;       // [edges] for the kernels alone
+  I* type_ptr = nullptr;      // [num_types + 1] segments of a type
+  I* segment_rows = nullptr;  // [edges] row of a segment; behind the last segment num_rows
+  I* ptr = nullptr;           // [edges + 1] first edge of a segment; behind the last segment `edges`
+  int64_t* count = nullptr;   // the number of segments
 };
 
 template <class I>
-size_t pieces_scratch(int64_t edges);
-// `scratch` holds pieces_scratch<I>(edges) bytes.
+size_t segments_scratch(int64_t edges);
+// `scratch` holds segments_scratch<I>(edges) bytes.
 template <class I>
-void cut_into_pieces(const PiecesArgs<I>& args, void* scratch, const jit::Queue& queue);
+void cut_into_segments(const SegmentsArgs<I>& args, void* scratch, const jit::Queue& queue);
 
-// One over the number of edges of the same type and row, for every edge by its id, or for every piece where there are
+// One over the number of edges of the same type and row, for every edge by its id, or for every segment where there are
 // no ids; A: float or double.
 template <class I, class A>
 struct MeansArgs {
   const I* type_ptr = nullptr;  // [num_types + 1]
-  const I* rows = nullptr;      // of pieces
+  const I* rows = nullptr;      // of segments
   const I* ptr = nullptr;
-  const I* edge_ids = nullptr;  // null: means are of pieces
-  int64_t num_types = 0, most_pieces = 0;
+  const I* edge_ids = nullptr;  // null: means are of segments
+  int64_t num_types = 0, most_segments = 0;
   A* means = nullptr;
 };
 template <class I, class A>

@@ -1,4 +1,4 @@
-// What the launch of short_pieces.cuh hands from one kernel to the next. No CUDA and no torch.
+// What the launch of short_segments.cuh hands from one kernel to the next. No CUDA and no torch.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace edgeless::cuda::relational {
 
-// Pieces [begin, end) of a type; type -1: there is no such chunk.
+// Segments [begin, end) of a type; type -1: there is no such chunk.
 struct alignas(16) Chunk {
   int type, begin, end, unused;
 };

@@ -1,14 +1,14 @@
 // Segment reduction: reduces the neighbours' rows of each row of the graph, edge by edge.
 //
-// A block owns a range of the graph (partition.cuh) for one feature tile; each of its sub-warps (`team`) owns an equal
-// quota of the range: some whole rows, perhaps the end of a row before them and the start of a row after them. A
+// A block owns a range of the graph (partition.cuh) for one feature tile; each of its sub-warps owns an
+// equal quota of the range: some whole rows, perhaps the end of a row before them and the start of a row after them. A
 // sub-warp runs its tile loop over its edges in batches, across row ends, so that short rows keep as many loads in
 // flight as long ones. The segments of a row that several sub-warps share are merged in order: each sub-warp but the
 // first leaves its segment in shared memory, and the first merges them. Segments of hubs, which cross blocks, go to the
 // fix-up workspace (`carry`), which a second kernel merges.
 //
-// The functor Fold defines the reduction. The window is the sub-warp's current `width` edges, one index per lane:
-//   Piece                        partial result of a segment, per lane
+// The functor Reducer defines the reduction. The window is the sub-warp's current `width` edges, one index per lane:
+//   Segment                        partial result of a segment, per lane
 //   begin_walk(position, end)    optional: called once before the tile loop, if it has edges. position: of this lane's
 //                                edge in the first window; end: end of the quota's edges
 //   own(index, position)         sets this lane's edge of the current window
@@ -19,21 +19,21 @@
 //   take(u, offset)              reduces edge u; offset: of the edge from the start of the segment
 //   take_whole(u, offset)        optional: the same where all lanes of the warp take their edge u
 //   begin(row, offset)           starts a segment; offset: of its first edge from the start of the row
-//   piece(first, last)           returns the partial result of the edges [first, last)
-//   merge(piece, later), store(row, piece), store_empty(row), keep(slot, piece)
+//   segment(first, last)           returns the partial result of the edges [first, last)
+//   merge(segment, later), store(row, segment), store_empty(row), keep(slot, segment)
 //   kept(slot)                   reads what keep() wrote
 //   kInStep                      optional: true if all warps of the block take their windows together, so that choose()
 //                                may wait for the block
 //   kCheapEnd                    row ends are little code, so they are unrolled with the edges of a batch
 //   together()                   optional: called by the whole warp after takes and row ends; makes the earlier writes
 //                                of a lane visible to the other lanes of its sub-warp
-// Fold(args, vector) constructs it for the lane of that vector of a row.
+// Reducer(args, vector) constructs it for the lane of that vector of a row.
 #pragma once
 
 #include <type_traits>
 
-#include "fold.h"
 #include "merge.cuh"
+#include "segment_reduce.h"
 #include "words.cuh"
 
 namespace edgeless::cuda {
@@ -53,53 +53,54 @@ struct Sums {
   }
 };
 
-// True if Fold has together().
-template <class Fold, class = void>
+// True if Reducer has together().
+template <class Reducer, class = void>
 constexpr bool kTogether = false;
-template <class Fold>
-constexpr bool kTogether<Fold, std::void_t<decltype(&Fold::together)>> = true;
+template <class Reducer>
+constexpr bool kTogether<Reducer, std::void_t<decltype(&Reducer::together)>> = true;
 
-// True if Fold has begin_walk().
-template <class Fold, class = void>
+// True if Reducer has begin_walk().
+template <class Reducer, class = void>
 constexpr bool kBeginsWalk = false;
-template <class Fold>
-constexpr bool kBeginsWalk<Fold, std::void_t<decltype(&Fold::begin_walk)>> = true;
+template <class Reducer>
+constexpr bool kBeginsWalk<Reducer, std::void_t<decltype(&Reducer::begin_walk)>> = true;
 
-// True if Fold has take_whole().
-template <class Fold, class = void>
+// True if Reducer has take_whole().
+template <class Reducer, class = void>
 constexpr bool kTakesWhole = false;
-template <class Fold>
-constexpr bool kTakesWhole<Fold, std::void_t<decltype(&Fold::take_whole)>> = true;
+template <class Reducer>
+constexpr bool kTakesWhole<Reducer, std::void_t<decltype(&Reducer::take_whole)>> = true;
 
-// True if Fold has close().
-template <class Fold, class = void>
+// True if Reducer has close().
+template <class Reducer, class = void>
 constexpr bool kCloses = false;
-template <class Fold>
-constexpr bool kCloses<Fold, std::void_t<decltype(&Fold::close)>> = true;
+template <class Reducer>
+constexpr bool kCloses<Reducer, std::void_t<decltype(&Reducer::close)>> = true;
 
 // True if all warps of a block take their windows together.
-template <class Fold, class = void>
+template <class Reducer, class = void>
 constexpr bool kTakesStepsTogether = false;
-template <class Fold>
-constexpr bool kTakesStepsTogether<Fold, std::void_t<decltype(Fold::kInStep)>> = Fold::kInStep;
+template <class Reducer>
+constexpr bool kTakesStepsTogether<Reducer, std::void_t<decltype(Reducer::kInStep)>> = Reducer::kInStep;
 
 template <class I>
-using FoldShares = RangeShares<I, kMostFoldTeams>;
+using ReduceShares = RangeShares<I, kMostReduceSubWarps>;
 
 // kBatch: edges whose rows are loaded before any is reduced, at most the lanes of a sub-warp.
-template <int kBatch, class I, class Fold>
-__device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& plan, Fold& fold) {
-  using Piece = typename Fold::Piece;
+template <int kBatch, class I, class Reducer>
+__device__ inline void reduce_segments(const CompressedGraph& graph, const ReducePlan& plan, Reducer& reducer) {
+  using Segment = typename Reducer::Segment;
   constexpr unsigned kWarp = 0xffffffffu;
-  __shared__ FoldShares<I> s;
-  __shared__ Piece pieces[kFoldThreads];
+  __shared__ ReduceShares<I> s;
+  __shared__ Segment segments[kReduceThreads];
   const I* indptr = static_cast<const I*>(graph.indptr);
   const I* indices = static_cast<const I*>(graph.indices);
-  const int width = 1 << plan.team_log2, lane = threadIdx.x & (width - 1), team = threadIdx.x >> plan.team_log2;
-  const int teams = kFoldThreads >> plan.team_log2;
-  divide_range(graph, plan.part, Chains{teams}, s);
+  const int width = 1 << plan.sub_warp_log2, lane = threadIdx.x & (width - 1),
+            sub_warp = threadIdx.x >> plan.sub_warp_log2;
+  const int sub_warps = kReduceThreads >> plan.sub_warp_log2;
+  divide_range(graph, plan.part, Workers{sub_warps}, s);
 
-  const Cut<I> from = s.cuts[team], to = s.cuts[team + 1];
+  const Cut<I> from = s.cuts[sub_warp], to = s.cuts[sub_warp + 1];
   const I last = to.edge, last_row = to.row;
   I row = from.row, at = from.edge, first = at;  // first: first edge of the current segment
   bool lead = at > indptr[row];                  // the row began in an earlier quota
@@ -111,29 +112,29 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
     row_end = row < last_row ? next_end : never;  // selected before the next load, as the select waits for the last one
     if (row + 1 < last_row) next_end = indptr[row + 2];
   };
-  auto keep = [&](const Piece& piece) { fold.keep(lead ? plan.slots + s.lead_slot : s.last_slot, piece); };
+  auto keep = [&](const Segment& segment) { reducer.keep(lead ? plan.slots + s.lead_slot : s.last_slot, segment); };
   auto end_row = [&](I edge) {
-    const Piece piece = fold.piece(first, edge);
+    const Segment segment = reducer.segment(first, edge);
     if (!lead) {
-      fold.store(row, piece);
+      reducer.store(row, segment);
     } else if (follows) {
-      pieces[threadIdx.x] = piece;
-      s.status[team] = PieceStatus::row_ends;
+      segments[threadIdx.x] = segment;
+      s.status[sub_warp] = SegmentStatus::row_ends;
     } else {
-      keep(piece);
+      keep(segment);
     }
     lead = false;
-    for (next_row(); row_end == edge; next_row()) fold.store_empty(row);
+    for (next_row(); row_end == edge; next_row()) reducer.store_empty(row);
     first = edge;
-    fold.begin(row, 0);
+    reducer.begin(row, 0);
   };
 
   if (!lead) {
-    for (; row_end == at; next_row()) fold.store_empty(row);
+    for (; row_end == at; next_row()) reducer.store_empty(row);
   }
-  fold.begin(row, at - indptr[row]);
+  reducer.begin(row, at - indptr[row]);
   auto together = [&] {
-    if constexpr (kTogether<Fold>) fold.together();
+    if constexpr (kTogether<Reducer>) reducer.together();
   };
   together();
 
@@ -141,34 +142,34 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   auto further = [&](I edge, int by) { return end_of_all - edge < by ? end_of_all : static_cast<I>(edge + by); };
   I window = at, next = 0;
   if (graph.num_edges > 0) next = __ldcs(indices + further(window, lane));
-  if constexpr (kBeginsWalk<Fold>) {
-    if (at < last) fold.begin_walk(further(window, lane), last);
+  if constexpr (kBeginsWalk<Reducer>) {
+    if (at < last) reducer.begin_walk(further(window, lane), last);
   }
-  constexpr bool kInStep = kTakesStepsTogether<Fold>;
+  constexpr bool kInStep = kTakesStepsTogether<Reducer>;
   while (kInStep ? __syncthreads_or(at < last) : __any_sync(kWarp, at < last)) {
     const I index = next;
-    fold.own(index, further(window, lane));
+    reducer.own(index, further(window, lane));
     window = further(window, width);
     next = __ldcs(indices + further(window, lane));
     for (int b = 0; b < width && (kInStep || __any_sync(kWarp, at < last)); b += kBatch) {
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) fold.load(u, __shfl_sync(kWarp, index, b + u, width), further(at, u));
-      fold.choose(b);
+      for (int u = 0; u < kBatch; ++u) reducer.load(u, __shfl_sync(kWarp, index, b + u, width), further(at, u));
+      reducer.choose(b);
       const I batch = at;
       // Long code, of which a batch has one edge, exists once.
       const bool within = kBatch > 1 && last - at >= kBatch && (row_end == never || row_end - at > kBatch);
       if (kBatch > 1 && __all_sync(kWarp, within)) {
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-          if constexpr (kTakesWhole<Fold>) {
-            fold.take_whole(u, at - first + u);
+          if constexpr (kTakesWhole<Reducer>) {
+            reducer.take_whole(u, at - first + u);
           } else {
-            fold.take(u, at - first + u);
+            reducer.take(u, at - first + u);
           }
           together();
         }
         at += kBatch;
-      } else if constexpr (kTogether<Fold>) {
+      } else if constexpr (kTogether<Reducer>) {
         // Steps from row end to row end, all sub-warps of the warp together.
         const int n = static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(last - at)));
         int begin = 0;
@@ -178,7 +179,7 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
           const int end = ends ? static_cast<int>(left) : n;
 #pragma unroll
           for (int u = 0; u < kBatch; ++u) {
-            if (u >= begin && u < end) fold.take(u, at - first + u);
+            if (u >= begin && u < end) reducer.take(u, at - first + u);
             together();
           }
           begin = end;
@@ -186,11 +187,11 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
           together();
         } while (__any_sync(kWarp, begin < n));
         at += n;
-      } else if constexpr (Fold::kCheapEnd) {
+      } else if constexpr (Reducer::kCheapEnd) {
         const int n = static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(last - at)));
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-          if (u < n) fold.take(u, at - first + u);
+          if (u < n) reducer.take(u, at - first + u);
           if (row_end - at == u + 1) end_row(at + u + 1);
         }
         at += n;
@@ -203,15 +204,15 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
           const int end = ends ? static_cast<int>(left) : n;
 #pragma unroll
           for (int u = 0; u < kBatch; ++u) {
-            if (u >= begin && u < end) fold.take(u, at - first + u);
+            if (u >= begin && u < end) reducer.take(u, at - first + u);
           }
           begin = end;
           if (ends) end_row(at + end);
         }
         at += n;
       }
-      if constexpr (kCloses<Fold>) {
-        fold.close(b, static_cast<int>(at - batch), b + kBatch >= width || !__any_sync(kWarp, at < last));
+      if constexpr (kCloses<Reducer>) {
+        reducer.close(b, static_cast<int>(at - batch), b + kBatch >= width || !__any_sync(kWarp, at < last));
       }
     }
   }
@@ -219,46 +220,46 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   bool leads = false;
   if (last > from.edge && last > indptr[last_row]) {  // the quota ends inside a row
     if (lead && follows) {
-      pieces[threadIdx.x] = fold.piece(first, last);
-      s.status[team] = PieceStatus::row_goes_on;
+      segments[threadIdx.x] = reducer.segment(first, last);
+      s.status[sub_warp] = SegmentStatus::row_goes_on;
     } else {
       leads = true;
     }
   }
   __syncthreads();
   if (!leads) return;
-  Piece piece = fold.piece(first, last);
+  Segment segment = reducer.segment(first, last);
   bool complete = false;
-  for (int other = team + 1; other < teams && !complete; ++other) {
-    if (s.status[other] == PieceStatus::none) continue;
-    complete = s.status[other] == PieceStatus::row_ends;
-    fold.merge(piece, pieces[threadIdx.x + (other - team) * width]);
+  for (int other = sub_warp + 1; other < sub_warps && !complete; ++other) {
+    if (s.status[other] == SegmentStatus::none) continue;
+    complete = s.status[other] == SegmentStatus::row_ends;
+    reducer.merge(segment, segments[threadIdx.x + (other - sub_warp) * width]);
   }
   if (lead || !complete) {
-    keep(piece);
+    keep(segment);
   } else {
-    fold.store(last_row, piece);
+    reducer.store(last_row, segment);
   }
 }
 
 // Merges the segments of hubs in order: segment 0 is at the hub's slot, segment p > 0 at slots + slot + p - 1.
-template <class Fold, class I, class Args>
-__global__ void __launch_bounds__(kMergeThreads) merge_fold_kernel(const __grid_constant__ Args args) {
-  using Piece = typename Fold::Piece;
+template <class Reducer, class I, class Args>
+__global__ void __launch_bounds__(kMergeThreads) merge_reduced_kernel(const __grid_constant__ Args args) {
+  using Segment = typename Reducer::Segment;
   for_each_hub<I>(args.graph, args.plan.part, [&](const Hub& hub) {
-    const MergeLanes lanes(args.vectors, hub.pieces);
-    Fold fold(args, lanes.inside ? lanes.number : 0);
-    fold.begin(hub.row, 0);
-    auto kept = [&](int64_t p) { return fold.kept(p == 0 ? hub.slot : args.plan.slots + hub.slot + p - 1); };
-    Piece piece;
-    if (lanes.first < lanes.last) piece = kept(lanes.first);
+    const MergeLanes lanes(args.vectors, hub.segments);
+    Reducer reducer(args, lanes.inside ? lanes.number : 0);
+    reducer.begin(hub.row, 0);
+    auto kept = [&](int64_t p) { return reducer.kept(p == 0 ? hub.slot : args.plan.slots + hub.slot + p - 1); };
+    Segment segment;
+    if (lanes.first < lanes.last) segment = kept(lanes.first);
 #pragma unroll 4
-    for (int64_t p = lanes.first + 1; p < lanes.last; ++p) fold.merge(piece, kept(p));
-    piece = lanes.over_shares(piece, [&](Piece earlier, const Piece& later) {
-      fold.merge(earlier, later);
+    for (int64_t p = lanes.first + 1; p < lanes.last; ++p) reducer.merge(segment, kept(p));
+    segment = lanes.over_shares(segment, [&](Segment earlier, const Segment& later) {
+      reducer.merge(earlier, later);
       return earlier;
     });
-    if (lanes.inside && lanes.share == 0) fold.store(hub.row, piece);
+    if (lanes.inside && lanes.share == 0) reducer.store(hub.row, segment);
   });
 }
 
