@@ -71,8 +71,8 @@ def relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
     for step, needed in zip(("of features", "of weights") if backward else ("forward",), needs):
         if not needed:
             continue
-        segments, plans = args["by_src" if backward else "by_dst"], []
-        type_ptr, segment_rows, ptr, indices, _, by_row, *tiles = segments
+        arrays, plans = args["by_src" if backward else "by_dst"], []
+        type_ptr, segment_rows, ptr, indices, _, by_row, *tiles = arrays
         segments, edges, index = segment_rows.numel(), indices.numel(), indices.element_size()
         rows = {"forward": args.get("num_dst", 0), "of features": x.size(0), "of weights": 0}[step]
         width = widths(weight)[step == "forward"]
@@ -93,13 +93,13 @@ def relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
         elif fused:  # sums stay in shared memory; only products are written and read again
             num_bytes += 2 * segments * width * size * (step != "of weights")
             kernel += ", multiplied in the kernel that sums: less to move than products of sources or sums"
-            said, plans = _fused_plans(args, device, step, width, rows, segments)
+            said, plans = _fused_plans(args, device, step, width, rows, arrays)
             kernel += said
         else:
             num_bytes += sums if again else 2 * sums
             num_bytes += 2 * segments * width * size * (step != "of weights" and by_row.numel() > 0)
             if device.multiprocessors:
-                plans = _separate_plans(args, device, step, rows, segments, sums > 0 and not again)
+                plans = _separate_plans(args, device, step, rows, arrays, sums > 0 and not again)
         seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
         steps.append(named(Step("relational_sum", step, "segments", kernel, 1, num_bytes, seconds), *plans))
     return steps + [_edge_weights_step(args)] if needs[2:] == [True] else steps
@@ -157,10 +157,10 @@ def _weights_of(args: dict[str, Any], tiles: Sequence[Tensor]) -> str:
 
 
 def _fused_plans(
-    args: dict[str, Any], device: Device, step: str, width: int, rows: int, segments: Sequence[Tensor]
+    args: dict[str, Any], device: Device, step: str, width: int, rows: int, arrays: Sequence[Tensor]
 ) -> tuple[str, list[dict]]:
     """The parts of a fused step that single warps do, as text, and the plans of its kernels."""
-    type_ptr, segment_rows, _, indices, _, _, *tiles = segments
+    type_ptr, segment_rows, _, indices, _, _, *tiles = arrays
     x, (in_width, out_width), backward = args["x"], widths(args["weight"]), step != "forward"
     segments = segment_rows.numel()
     products = _C.segments_plan(
@@ -183,11 +183,11 @@ def _fused_plans(
 
 
 def _separate_plans(
-    args: dict[str, Any], device: Device, step: str, rows: int, segments: Sequence[Tensor], has_sums: bool
+    args: dict[str, Any], device: Device, step: str, rows: int, arrays: Sequence[Tensor], has_sums: bool
 ) -> list[dict]:
     """The plans of the separate kernels of a step: the sums of segments, their products, the sums of rows."""
     x, weight, backward = args["x"], args["weight"], step != "forward"
-    _, segment_rows, _, indices, _, by_row, *tiles = segments
+    _, segment_rows, _, indices, _, by_row, *tiles = arrays
     gathered, segments = args["grad"] if backward else x, segment_rows.numel()
     kind, plans = dtype_name(x.dtype), []
     if has_sums:
