@@ -83,7 +83,7 @@ struct Backward {
   int64_t rows, width;
   const jit::Queue& queue;
 
-  // x or out as the kernels read them, which they do only where ties share the gradient.
+  // x or out in the layout of the kernels, which read them only if ties share the gradient.
   Tensor rows_where_shared(const Tensor& t) const { return shares ? rows_of_16_bytes(t.unsqueeze(1)) : t.unsqueeze(1); }
 };
 
@@ -197,7 +197,7 @@ void own_gradient(const Backward& b, bool zero_shares, const BlockSums& sums, co
   shared_scatter_grad(b.storage, b.graph.csr[0].scalar_type() == at::kLong, shared, b.queue);
 }
 
-// The plan of the backward; nothing if a block chose an engine that the inputs do not allow.
+// The plan of the backward; nothing if the chosen engine does not support the inputs.
 std::optional<GradientPlan> choose_engine(const Backward& b) {
   const GradientProblem problem = problem_of(b);
   const GradientDevice device = gradient_device(b.x);

@@ -63,7 +63,7 @@ Neighbors neighbors_of(const Segments& segments, const Tensor& rows, const OptTe
   return neighbors;
 }
 
-// What the edges, or the sums of segments, are multiplied by.
+// How the edges, or the sums of segments, are weighed.
 Weights weights_of(const Neighbors& of) {
   if (of.of_segments) return Weights::of_segments;
   return !of.weights ? Weights::none : of.ids ? Weights::by_id : Weights::in_order;

@@ -1,6 +1,6 @@
 // What the fused kernels of sums over relations do for given sizes: which of two kernels runs, and its tiles per block.
-// The ops (fused_cuda.cpp) and the printed plans (../plans.cpp) prefetch the same functions. Pure functions of sizes
-// and of the device; no CUDA and no torch.
+// The ops (fused_cuda.cpp) and the printed plans (../plans.cpp) call the same functions. Pure functions of sizes and of
+// the device; no CUDA and no torch.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@ struct SegmentSizes {
   constexpr int widest() const { return std::max(in_width, out_width); }
 };
 
-// by_warps: every warp sums and multiplies segments by itself. share: tiles that a block takes, at a time where
-// by_warps is true of a product. few: there are few blocks, which have twice as many warps.
+// by_warps: every warp sums and multiplies its own segments (cuda/short_sums.cuh). share: tiles per block or, for
+// products with by_warps, per chunk of the queue. few: there are few blocks, so they have twice as many warps.
 struct SegmentsPlan {
   bool by_warps = false;
   int share = 1;
@@ -82,7 +82,7 @@ inline jit::Expression gradients_expression(const SegmentSizes& p, const Segment
 }
 
 // Sums of the segments of every row, and of the rows' own product with a matrix [own_width, width], which is stored
-// transposed or not; own_width is `width` where there is none.
+// transposed or not. own_width is `width` if there is no matrix.
 struct RowSizes {
   Storage storage = Storage::f32;
   int64_t segments = 0, rows = 0, tiles = 0;

@@ -110,7 +110,7 @@ namespace {
 std::tuple<Tensor, Tensor> apart(const PairMapsCall& in, bool /*joined*/) { return pair_maps_of_parts(in); }
 
 struct PairMaps : Function<PairMaps> {
-  // call holds the same tensors and the graph.
+  // call has the same tensors and the graph
   static variable_list forward(AutogradContext* ctx, const Tensor& k, const Tensor& v, const Tensor& k_weight,
                                const Tensor& v_weight, const Tensor& k_scale, const PairMapsCall& call, bool joined) {
     save(ctx, {k, v, k_weight, v_weight, k_scale}, {call.by_dst, call.by_src});

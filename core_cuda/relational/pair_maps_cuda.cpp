@@ -1,7 +1,7 @@
 // Keys and values per unique (source, type) ("pair") on CUDA. If k and v are columns of one tensor, and the gradients
-// of keys and values are too, one GEMM makes both side by side, and one makes their gradients, in place of the pairs'
-// gradients if it may. The matrices are joined first, in the dtype of the rows. Otherwise the ops are composed of
-// others.
+// of keys and values are too, one GEMM computes keys and values as the halves of its rows, and one computes their
+// gradients, in place of the pairs' gradients if it may. The matrices are joined first, in the dtype of the rows.
+// Otherwise the ops are composed of others.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -60,7 +60,7 @@ struct PairWeights {
   }
 };
 
-// Returns whether one GEMM can make both keys and values, provided that their rows are halves().
+// Returns whether one GEMM can compute both keys and values, provided that their rows are halves().
 bool are_alike(const PairMapsCall& in) {
   return in.k_weight.sizes() == in.v_weight.sizes() && in.k_weight.numel() > 0 && in.k.scalar_type() != at::kDouble &&
          in.pairs() > 0 && in.k_weight.size(3) * in.k.element_size() % 16 == 0 && Segments(in.by_dst).of_one_edge() &&

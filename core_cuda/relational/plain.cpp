@@ -24,9 +24,9 @@ Tensor PlainRelationalSum::operator()(const Tensor& given, const Tensor& weight,
   const Tensor x = given.to(dtype), type_ptr = by_dst_[0].to(at::kLong), &rows = by_dst_[1], &ptr = by_dst_[2],
                &indices = by_dst_[3], &ids = by_dst_[4];
   const int64_t edges = indices.size(0);
-  const bool of_one_edge = ptr.numel() == 0;  // each segment, which then is its edge
-  // The arrays of a compiled program may have room for more segments than there are. The extra ones are made to begin
-  // after the last edge.
+  const bool of_one_edge = ptr.numel() == 0;  // each segment is one edge
+  // The arrays of a compiled program may have room for more segments than there are. The surplus segments are set to
+  // begin after the last edge.
   const auto begins_of_segments = [&] {
     const Tensor places = at::arange(ptr.size(0), type_ptr.options());
     return at::where(places < type_ptr[-1], ptr.to(at::kLong), at::full({}, edges, type_ptr.options()));

@@ -1,6 +1,6 @@
 // Decides whether a sum over relations runs on the fused kernels (fused_cuda.cpp), which multiply the sums of segments
-// on chip. The op asks this, and Python does before it chooses an order, splits and tiles for these kernels
-// (shared/plan/steps.py). Pure functions of sizes and of the device. No CUDA and no torch.
+// on chip. The op calls these functions, and so does Python before it chooses an order, splits and tiles for these
+// kernels (shared/plan/steps.py). Pure functions of sizes and of the device. No CUDA and no torch.
 #pragma once
 
 #include <algorithm>

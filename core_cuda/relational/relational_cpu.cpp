@@ -1,10 +1,10 @@
 // Typed GEMM on the CPU: checks, allocation, packing of weights, and distribution of the work to threads.
 //
-// A sum over relations takes one of two loops. Its results are per node: a part owns some rows of the result and adds
-// to them the products of their segments, type by type, so that it needs neither one row per segment nor a second pass
-// over such rows. Gradients of weights are per type: a run of segments of one type adds up in the caches. Both loops
-// compute the sums over the edges of their segments, which is cheaper than saving them. No sum depends on the number of
-// threads.
+// A sum over relations is computed by one of two loops. Its results are per node: a part owns some rows of the result
+// and adds to them the products of their segments, type by type, so it needs neither one row per segment nor a second
+// pass over such rows. Gradients of weights are per type: a run of segments of one type accumulates in the caches. Both
+// loops compute the sums over the edges of their segments, which is cheaper than saving them. No sum depends on the
+// number of threads.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -141,7 +141,7 @@ class TypedCall {
   std::deque<Tensor> kept_;
 };
 
-// Calls f(type, begin, count, rows) for every type that has entries, if torch multiplies.
+// Calls f(type, begin, count, rows) for every type that has entries, for products by torch's GEMM.
 template <class F>
 void each_type(const std::vector<int64_t>& offsets, const OptTensor& rows, F&& f) {
   for (size_t t = 0; t + 1 < offsets.size(); ++t) {

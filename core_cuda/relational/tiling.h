@@ -1,5 +1,5 @@
-// Splits segments ("segments"), and the rows that sum them, into tiles of bounded work. These functions are the work of
-// one thread of the CUDA kernels, and of one iteration of the CPU's loops. No torch.
+// Divides segments, and the rows that sum them, into tiles of bounded work. Each function is the work of one thread of
+// the CUDA kernels and of one iteration of the CPU's loops. No torch.
 //
 // The cost of a segment is its edges plus kOfSegment. A tile holds the segments of one type that begin within kOfTile
 // of cost, so at most 64 (cuda/segment_tiles.h), and tiles take equally long whatever the degrees. The cost of a row is

@@ -1,5 +1,5 @@
-// Sorts edges by (type, row) and splits them into segments ("segments") for the typed ops. Input: one direction of a
-// graph, whose edges are sorted by row, and the types of its edges.
+// Sorts edges by (type, row) and divides them into segments for the typed ops. Input: one direction of a graph, whose
+// edges are sorted by row, and the types of its edges.
 //
 // One stable radix sort pass (graph/edge_sort.h) sorts by type. A segment is a run of edges of one type and one row, at
 // most `cut` long. Blocks of consecutive edges count the segments that begin in them; a scan of the counts gives each

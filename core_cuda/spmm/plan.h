@@ -28,10 +28,11 @@ inline ReducePlan make_sum_plan(ReduceProblem problem, bool weighed, bool by_hea
   return plan;
 }
 
-// Whether the products of weights and source scales are written in CSR order before the sum: where the kernel reads
-// them once per feature tile, and the array is no larger than the result; and where that is faster than gathering them
-// by edge id (orders_weights). by_edge: a weight or scale per edge, for a kernel of 32-bit indices and 16-byte vectors.
-// value_bytes: of the array; gathered_bytes: of the rows; has_weight: there are weights, not only scales.
+// Returns whether the products of weights and source scales are written in CSR order before the sum. That is profitable
+// if the kernel reads them once per feature tile and the array is no larger than the result, or if it is faster than
+// gathering the weights by edge id (orders_weights). by_edge: a weight or scale per edge, for a kernel of 32-bit
+// indices and 16-byte vectors. value_bytes: of the array; gathered_bytes: of the rows; has_weight: there are weights,
+// not only scales.
 inline bool fills_values(bool by_edge, bool has_weight, int64_t value_bytes, int64_t gathered_bytes,
                          int64_t result_bytes, int slices, int64_t slice_bytes) {
   if (!by_edge || value_bytes == 0) return false;

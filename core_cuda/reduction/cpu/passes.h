@@ -22,8 +22,8 @@ struct ReducePasses {
     Int ties;
   };
 
-  // What a pass finds beside the extrema: nothing, which is enough without a gradient, their positions, or ties as
-  // well.
+  // Additional results of a pass: none, which is enough without a gradient; the positions of the extrema; or their
+  // positions and ties.
   enum class Track { none, positions, ties };
 
   struct Seen {

@@ -2,10 +2,10 @@
 // gradient that belong to that edge. This is a segment reduction over the CSC (common/segment_reduce.cuh), whose rows
 // are nodes j.
 //
-// An edge reads i's gradient and arguments, and takes the elements whose argument is its position in i's row. Reading
+// An edge reads i's gradient and arguments, and adds the elements whose argument is its position in i's row. Reading
 // the gradient only where an argument matches was slower: the latency of the dependent load costs more than the bytes.
-// Tied elements name no edge, so there x[j] is compared with the extremum. Storage: float, half, bfloat16, with sums in
-// float.
+// Tied elements name no edge; for these, x[j] is compared with the extremum. Storage: float, half, bfloat16, with sums
+// in float.
 #pragma once
 
 #include "../../common/segment_reduce.cuh"

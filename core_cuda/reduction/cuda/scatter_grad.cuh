@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kReduceThreads) share_kernel(const __grid_cons
   }
 }
 
-// Converts the sums of a feature tile into the gradient, and zeroes them where another tile follows. A thread has four
+// Converts the sums of a feature tile into the gradient, and zeroes them if another tile follows. A thread has four
 // columns (a tile has eight or more), with all loads in flight together.
 template <class S>
 __global__ void __launch_bounds__(kScatterThreads) finish_kernel(const __grid_constant__ ScatterArgs args) {

@@ -97,8 +97,8 @@ struct TypedPasses {
     return row_in_place(a.sum.x, first);
   }
 
-  // Where rows are read in place, and where their products are written in place. null: they pass through a block, which
-  // has room for whole tiles.
+  // Pointers to rows that are read in place, and to their products if these are written in place. null: they go through
+  // a block, which has room for whole tiles.
   struct Places {
     const A* from;
     A* to;

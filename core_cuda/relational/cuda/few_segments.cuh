@@ -1,10 +1,10 @@
-// Cuts the edges of a small typed graph into segments by one cooperative launch (few_segments.h has the shapes). A CSR
-// graph has its edges sorted by destination row; this kernel sorts them by type and, within a type, by row. A segment
-// is a run of edges of one type and one row, or a part of `cut` edges of a longer run.
+// Divides the edges of a small typed graph into segments in one cooperative launch (few_segments.h has the shapes). A
+// CSR graph has its edges sorted by destination row; this kernel sorts them by type and, within a type, by row. A
+// segment is a run of edges of one type and one row, or a part of `cut` edges of a longer run.
 //
-// The thread blocks wait for one another between the steps: a radix sort by type (graph/grid_sort.cuh), the count of
-// the segments, their first edges and rows, and a second sort of the segments by row. One launch in place of one per
-// step matters for few edges, where the launches themselves would take most of the time.
+// The thread blocks synchronize between the steps: a radix sort by type (graph/grid_sort.cuh), the count of the
+// segments, their first edges and rows, and a second sort of the segments by row. For few edges the launches of
+// separate kernels would take most of the time.
 #pragma once
 
 #include "../../graph/grid_sort.cuh"
@@ -12,14 +12,14 @@
 
 namespace edgeless::cuda::relational {
 
-// Edges by type and row; which of them begin a segment.
+// Edges sorted by type and row. begins_segment() says whether a segment begins at an edge.
 struct SortedEdges {
   const int32_t *types, *rows;
   int32_t cut;
 
   __device__ bool alike(int32_t p, int32_t q) const { return types[p] == types[q] && rows[p] == rows[q]; }
   __device__ bool begins_type(int32_t p) const { return p == 0 || types[p] != types[p - 1]; }
-  // Of a run of edges that are alike, the first and every cut-th after it.
+  // In a run of edges of one type and row, the first edge and every cut-th edge after it begin a segment.
   __device__ bool begins_segment(int32_t p) const {
     if (p == 0 || !alike(p, p - 1)) return true;
     if (p < cut || !alike(p, p - cut)) return false;
@@ -29,12 +29,12 @@ struct SortedEdges {
   }
 };
 
-// Segments that begin before the items of this warp, and in all.
+// Number of segments that begin before the items of this warp, and of all segments.
 struct SegmentsBefore {
   int32_t before, all;
 };
 
-// Counts what all warps have; of_blocks [blocks].
+// Counts the segments of all warps. of_blocks [blocks] is scratch. Synchronizes the grid.
 inline __device__ SegmentsBefore count_segments(const SortedEdges& edges, int32_t count, int32_t* of_blocks) {
   __shared__ int32_t of_warps[kGridWarps];
   const int warp = threadIdx.x / 32;
@@ -59,7 +59,7 @@ inline __device__ SegmentsBefore count_segments(const SortedEdges& edges, int32_
   return found;
 }
 
-// Whatever types are given, nothing is written but results and scratch.
+// Types out of range are reported in facts[0] and never cause writes out of bounds.
 template <class T>
 __global__ void __launch_bounds__(kGridThreads) few_segments_kernel(const __grid_constant__ FewSegments<T> launch) {
   __shared__ GridSortRoom room;

@@ -1,10 +1,10 @@
 // Partial sums for hubs, the rows with very many neighbours: out[i] is the sum of the rows of the neighbours
-// [begins[i], ends[i]). The host cuts a hub's neighbours into segments of some hundreds, one for each thread block, and
-// row_sums then takes these partial sums for the hub's neighbours, so that no thread block has much more work than
-// others.
+// [begins[i], ends[i]). A hub's neighbours are divided into parts of up to kHubPart (../tiling.h), one per thread
+// block, and row_sums then sums the parts of a hub in place of its neighbours, so that no thread block has much more
+// work than others.
 //
-// The sub-warps of a block take the rows of its segment in turn. Their sums are added in shared memory by a binary
-// tree, which is an order that depends on nothing but the number of sub-warps.
+// The sub-warps of a block process the rows of its part round-robin. Their sums are added in shared memory by a binary
+// tree, whose order depends only on the number of sub-warps.
 #pragma once
 
 #include "tile_sums.cuh"

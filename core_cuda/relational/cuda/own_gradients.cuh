@@ -1,13 +1,13 @@
 // One pass over the gradient of an output, grad [num_rows, width] (OwnGradientsArgs in segment_tiles.h has the shapes):
-// own_gradients_kernel rounds grad to the dtype of the rows, stores these rows where they are wanted, and leaves for
-// every thread block the partial sums own^T grad [own_width, width] and those of the columns of grad [width], from
-// which add_gradients.cuh computes the gradients of the root weight and of the bias. The columns of grad are summed
-// before they are rounded.
+// own_gradients_kernel rounds grad to the dtype of the rows, stores the rounded rows if requested, and stores for every
+// thread block the partial sums own^T grad [own_width, width] and the column sums of grad [width], from which
+// add_gradients.cuh computes the gradients of the root weight and of the bias. The column sums are of grad before
+// rounding.
 //
-// A thread block keeps its part of own^T grad in registers over all of its tiles of 64 rows. Shared memory holds a tile
-// of both matrices, [64][width] each, and the column sums of the sub-warps. own_squares_kernel is for float32 matrices
-// of up to 64 columns, which need no rounding: each of its warps computes a square of own^T grad (squares.cuh), and the
-// block prefetches its next tile while it multiplies one.
+// A thread block accumulates its part of own^T grad in registers over all its tiles of 64 rows. Shared memory holds a
+// tile of both matrices, [64][width] each, and the column sums of the sub-warps. own_squares_kernel is for float32
+// matrices of up to 64 columns, which need no rounding: each of its warps computes a square of own^T grad
+// (squares.cuh), and the block prefetches its next tile while it multiplies one.
 #pragma once
 
 #include "geometry.h"
@@ -18,7 +18,7 @@ namespace edgeless::cuda::relational::own_gradients {
 
 template <class S, int kWidth>
 struct Shape : OwnGradientsLayout<S, kWidth> {
-  // That a multiprocessor has registers for.
+  // Target occupancy in blocks per SM.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
 };
 
@@ -120,9 +120,9 @@ struct OwnTile {
 
 static_assert(2 * sizeof(OwnTile) == kOwnSquaresBytes);
 
-constexpr int kSquareBlocks = 3;  // that a multiprocessor has shared memory for
+constexpr int kSquareBlocks = 3;  // target occupancy in blocks per SM, limited by shared memory
 
-// Asks for `count` rows from `first` on; zeros are behind them and behind a row's end.
+// Prefetches `count` rows from `first` on; tile elements behind them or behind the end of a row are zero.
 __device__ __forceinline__ void prefetch_rows(float4* tile, const Rows& of, int64_t first, int count, int width) {
   constexpr int kLines = kSquareThreads / kSquareVectors;
   const int line = threadIdx.x / kSquareVectors, vector = threadIdx.x % kSquareVectors;
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kSquareThreads, kSquareBlocks)
     projection::commit_stage();
   };
   Square outer = {};
-  float4 sum = make_float4(0, 0, 0, 0);  // of grad: four columns over the lane's rows
+  float4 sum = make_float4(0, 0, 0, 0);  // of four columns of grad over the lane's rows
   const auto add = [&](const float4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; };
   prefetch(begin, 0);
   int slot = 0;

@@ -1,10 +1,10 @@
 // The kernel that multiplies the sums of segments by the matrix of their type, on tensor cores.
 //
-// A segment is a segment of edges that have one type and one row, and a tile is up to 64 segments of one type. For
-// every segment the kernel sums the rows of the neighbours at its edges, in_width numbers, and multiplies the sum by
-// the weight of the type, [in_width, out_width]; it writes one row of out_width numbers for each segment.
+// A segment has edges of one type and one row, and a tile has up to 64 segments of one type. For every segment the
+// kernel sums the rows of the neighbours at its edges, in_width elements, multiplies the sum by the weight of the type,
+// [in_width, out_width], and stores one row of out_width elements.
 //
-// A thread block walks the tiles of its share, whose segments are all of one type. The sums of a tile stay in shared
+// A thread block walks the tiles of its quota, whose segments are all of one type. The sums of a tile stay in shared
 // memory or in registers (tile_sums.cuh, tensor_sums.cuh), so they are never written to global memory, and the weight
 // is copied to shared memory once for all tiles of the block.
 #pragma once
@@ -18,7 +18,7 @@ namespace edgeless::cuda::relational {
 
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 struct SegmentProductsShape : ProductsLayout<S, kWidth, kColumns> {
-  // That a multiprocessor has registers for.
+  // Target occupancy in blocks per SM.
   static constexpr int kBlocks = kWidth > 64                       ? (sizeof(S) == 4 ? 1 : 2)
                                  : kColumns < kWarpColumns<kWidth> ? 2
                                  : sizeof(S) == 4 && kWidth == 64  ? 4
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
     prefetch_matrix<kWidth, kWidth, kStride, kThreads>(weight, weight_at, args.weight.row_numbers, args.in_width,
                                                        args.out_width);
   }
-  if constexpr (std::is_same_v<S, float>) {  // columns outside stay zero
+  if constexpr (std::is_same_v<S, float>) {  // columns behind the end of rows stay zero
     for (int i = threadIdx.x; i < Of::kTile / 4; i += kThreads) {
       reinterpret_cast<float4*>(tile)[i] = make_float4(0, 0, 0, 0);
     }
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
   TileSums<S, kWidth, kColumns> sums(args.neighbors, walk, tile, weight + Of::kWeight);
   sums.start();
   uint4* const fragments = reinterpret_cast<uint4*>(weight);
-  if constexpr (Of::kFragments) {  // while the first rows are in flight
+  if constexpr (Of::kFragments) {  // the first rows are in flight meanwhile
     put_fragments<kWidth, false, false, kThreads>(fragments, weight_at, args.weight.row_numbers, args.in_width,
                                                   args.out_width);
   }
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
         }
         make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {tile, kStride, 1}, columns,
                       args.in_width);
-        if (std::is_same_v<S, float> && args.neighbors.of_segments) {  // of 16 bits the sums have theirs
+        if (std::is_same_v<S, float> && args.neighbors.of_segments) {  // sums of 16-bit rows are multiplied already
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const int segment = place.down + threadIdx.x % 32 / 4 + h * 8;

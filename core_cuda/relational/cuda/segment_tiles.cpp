@@ -1,5 +1,4 @@
-// Launches the kernels that sum the edges of segments and multiply the sums (segment_tiles.h), and those of the sums
-// that go with them.
+// Launches the kernels whose arguments are in segment_tiles.h.
 #include "segment_tiles.h"
 
 #include <algorithm>
@@ -14,9 +13,9 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-constexpr int kManyThreads = 1 << 18;  // that a device has at once
+constexpr int kManyThreads = 1 << 18;  // about as many as a device runs at a time
 
-// Bytes of shared memory that a kernel takes for tiles of a shape.
+// Bytes of shared memory of a kernel with tiles of this shape.
 template <template <class, int, int> class Layout, class S>
 int bytes_of(const TileShape& shape) {
   if (shape.width == 32) return Layout<S, 32, kWarpColumns<32>>::kBytes;
@@ -33,7 +32,7 @@ using TwiceRowSums = RowSumsLayout<S, kWidth, kColumns, true>;
 template <class S, int kWidth, int kColumns>
 using OnceRowSums = RowSumsLayout<S, kWidth, kColumns, false>;
 
-// What a kernel of short segments weighs by: nothing, numbers by id, or the one other kind that it is compiled for.
+// The weights of a kernel of short segments: none, by id, or the one other kind that it is compiled for.
 Weights weights_of(const Neighbors& of, Weights other) {
   if (of.ids) return Weights::by_id;
   return of.weights || of.of_segments ? other : Weights::none;
@@ -53,7 +52,7 @@ void run_segment_products(Storage storage, const SegmentProductsArgs& args, cons
 }
 
 int64_t short_products_scratch(const SegmentProductsArgs& args) {
-  const int64_t chunks = num_blocks(args.segments, args.share) + 2;  // one for `taken`
+  const int64_t chunks = num_blocks(args.segments, args.share) + 2;  // + 2: the end mark and `taken`
   return args.segments.types * int64_t{part_vectors(kMostShortWidth)} * 16 + chunks * 16;
 }
 
@@ -130,7 +129,7 @@ void run_own_gradients(Storage storage, const OwnGradientsArgs& args, const jit:
 void run_add_gradients(Storage storage, const AddGradientsArgs& args, const jit::Queue& queue) {
   using add_gradients::kOwnSides, add_gradients::kThreads;
   const auto blocks = [](int size, int sides) { return (size + 4 * kThreads / sides - 1) / (4 * kThreads / sides); };
-  // Until the device is full, or each has a chunk.
+  // Doubles the threads per element until the device is full or each thread has one chunk.
   const int64_t types = std::max(args.tiles.types, 1), chunks = args.tiles.count / (args.share * types);
   int sides = 1;
   while (sides < std::min<int64_t>(chunks, kOwnSides) && types * args.size / 4 * sides < kManyThreads) sides *= 2;

@@ -1,10 +1,10 @@
-// The kernels that cut sorted edges into segments, and those of what is known of the segments.
+// The kernels that divide sorted edges into segments, compute the means over them and map edges to pairs.
 //
-// Edges are sorted by type and by row. A run is a segment of edges that have one type and one row; its first edge and
-// every cut-th edge after that begin a segment. Two inclusive scans over the edges (common/scan.h) run between the
-// kernels: the largest position at which a run has begun so far gives every edge the begin of its run, and the sum of
-// the edges that begin a segment gives every edge the number of its segment, counted from one. In all kernels a thread
-// has one item, an edge, a segment or a type, but for means_kernel, in which a warp has a segment.
+// Edges are sorted by type and by row. A run is all edges of one type and one row; its first edge and every cut-th edge
+// after that begin a segment. Two inclusive scans over the edges (common/scan.h) run between the kernels: the maximum
+// index at which a run has begun so far gives every edge the begin of its run, and the count of edges that begin a
+// segment gives every edge the index of its segment plus one. In all kernels a thread processes one item, an edge, a
+// segment or a type; only in means_kernel a warp processes a segment.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ __global__ void arrange_kernel(ArrangeArgs<I> args) {
   args.to_ids[p] = args.edge_ids ? args.edge_ids[from] : from;
 }
 
-// The first edge of a run: its own position; of others nothing, for the largest before them to be found.
+// Writes the index of an edge that begins a run, and 0 for all others, as input of the maximum scan.
 template <class I>
 __global__ void run_begins_kernel(SegmentsArgs<I> args) {
   const int64_t p = thread_id();
@@ -65,7 +65,7 @@ __global__ void type_segments_kernel(SegmentsArgs<I> args) {
   args.type_ptr[type] = first < args.edges ? args.numbers[first] - 1 : all;
 }
 
-// A pair may be several segments, one behind the other.
+// One over the number of edges of the segment's pair, which may be several consecutive segments.
 template <class I, class A>
 __device__ A mean_of_segment(const MeansArgs<I, A>& args, int64_t segment) {
   const int64_t type = first_behind(1, args.num_types, [&](int64_t t) { return args.type_ptr[t] > segment; }) - 1;
@@ -87,7 +87,7 @@ __global__ void means_of_segments_kernel(MeansArgs<I, A> args) {
   if (segment < args.type_ptr[args.num_types]) args.means[segment] = mean_of_segment(args, segment);
 }
 
-// A warp for every segment.
+// One warp per segment.
 template <class I, class A>
 __global__ void means_kernel(MeansArgs<I, A> args) {
   const int64_t segment = thread_id() / kWarp;

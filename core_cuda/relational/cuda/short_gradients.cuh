@@ -1,12 +1,13 @@
-// The kernel that makes the gradients of a typed product of sums (segment_gradients.cuh) for rows of up to 64 floats.
+// The kernel that computes the gradients of a typed product of sums (segment_gradients.cuh) for rows of up to 64
+// floats.
 //
-// A segment is a segment of edges that have one type and one row. A warp sums the gradients of the edges of sixteen
-// segments in registers (short_sums.cuh), which gives sixteen rows of g, and multiplies them by the transposed weight
-// of the type: g W^T. Then it stores g to shared memory, where the rows x of the segments have been copied meanwhile,
-// and four warps make a square each of x^T g over 64 segments (squares.cuh). The squares stay in registers for all
-// segments of the thread block.
+// A segment has edges of one type and one row. A warp sums the gradients of the edges of sixteen segments in registers
+// (short_sums.cuh), which gives sixteen rows of g, and multiplies them by the transposed weight of the type: g W^T.
+// Then it stores g to shared memory, to which the segments' rows x have been copied meanwhile, and four warps compute a
+// square each of x^T g over 64 segments (squares.cuh). The squares stay in registers for all segments of the thread
+// block.
 //
-// A kernel that is launched before splits the weight of every type into the 16-bit parts that tensor cores take.
+// A kernel that is launched before splits the weight of every type into float16 parts for tensor cores.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +21,14 @@ namespace edgeless::cuda::relational {
 
 static_assert(kMostShortWidth == 2 * kSquare && ShortGradients::kStep == kTileSegments);
 
-// What a block has in shared memory: of 64 segments x and g, and the parts of the weight.
+// Shared memory of a block: x and g of 64 segments, and the parts of the weight.
 struct Memory {
   float4 x[ShortGradients::kStep * kSquareVectors], g[ShortGradients::kStep * kSquareVectors];
   uint4 parts[WeightParts<kMostShortWidth>::kVectors];
 };
 static_assert(sizeof(Memory) == kShortGradientsBytes);
 
-// The warp's rows of x and of g in shared memory.
+// Copies the warp's rows of x, or stores those of g, to shared memory.
 __device__ __forceinline__ void prefetch_own(Memory& tile, const Rows& x, int width, int row_of_lane) {
   const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kWarpSegments, vector = lane % kSquareVectors;
 #pragma unroll
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(ShortGradients::kThreads, ShortGradients::kBlo
     WarpRows<kMostShortWidth> sum;
     sum_segments<kMostShortWidth, kWeights, kFull>(of, edges, sum);
     if (args.partial) put_sums(tile, sum);
-    if (at == begin) {  // for the parts of the weight
+    if (at == begin) {  // waits for the parts of the weight
       await_all();
       __syncthreads();
     }

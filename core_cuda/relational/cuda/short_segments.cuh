@@ -1,15 +1,15 @@
 // The kernel that multiplies the sums of segments by the matrix of their type (segment_products.cuh) for rows of up to
-// 64 floats, where segments have few edges each and are many. (segment_products.cuh is faster for all others.)
+// 64 floats, if there are many segments with few edges each. (segment_products.cuh is faster for all others.)
 //
-// A segment is a segment of edges that have one type and one row. A warp sums the edges of sixteen segments in
-// registers (short_sums.cuh) and multiplies the sums by the weight of the type, which lies in shared memory, split into
-// the 16-bit parts that tensor cores take.
+// A segment has edges of one type and one row. A warp sums the edges of sixteen segments in registers (short_sums.cuh)
+// and multiplies the sums by the weight of the type, which is in shared memory, split into float16 parts for tensor
+// cores.
 //
-// The blocks that a device holds at once take chunks of tiles, of one type each, from a queue: neither the number of
-// segments nor that of edges says well how long a tile takes. The warps of a block meet once a chunk. Everything is
-// prefetched: the bounds of a chunk two chunks ahead and its weight one chunk ahead; the ends of segments two sums
-// ahead and the ids of their neighbours one sum ahead. A kernel that is launched before makes the list of chunks and
-// the parts of the weights.
+// The grid has as many blocks as the device holds at a time. They take chunks of tiles of one type from a queue,
+// because neither the number of segments nor that of edges predicts the time of a tile well. The warps of a block
+// synchronize once per chunk. Everything is prefetched: the bounds of a chunk two chunks ahead and its weight one chunk
+// ahead; the ends of segments two sums ahead and the ids of their neighbours one sum ahead. A kernel that is launched
+// before writes the list of chunks and the parts of the weights.
 #pragma once
 
 #include <climits>
@@ -23,8 +23,8 @@
 
 namespace edgeless::cuda::relational {
 
-// Behind all segments, where a chunk has none left: that it has no edges must not be taken for what is known of a
-// segment of a later chunk.
+// Stands for an empty range of segments. It differs from every real segment, so that what is loaded for it is not taken
+// for edges of a later chunk.
 constexpr int kNoSegment = INT_MAX / 2;
 
 template <int kWidth>
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kPartThreads)
   if (i >= num_chunks) return;
   const int32_t *const ends = args.segments.type_tiles, *const tiles = args.segments.tiles;
   const auto behind = [=](int64_t t) { return ends[t] / share + t > i; };
-  const int type = static_cast<int>(first_behind(1, types, behind)) - 1;  // as range_of_tile's
+  const int type = static_cast<int>(first_behind(1, types, behind)) - 1;  // as in range_of_tile
   const int first = ends[type], begin = first + (i - first / share - type) * share;
   const int end = min(begin + share, ends[type + 1]);
   scratch.chunks[i] = begin < end ? Chunk{type, tiles[begin], tiles[end], 0} : Chunk{type, 0, 0, 0};
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(ShortProducts::kThreads, ShortProducts::kBlock
     short_products_kernel(const __grid_constant__ SegmentProductsArgs args, const ShortScratch scratch,
                           int num_chunks) {
   using Parts = WeightParts<kWidth>;
-  extern __shared__ uint4 two_weights[];  // their parts
-  __shared__ Chunk known[kBegun];         // this turn's chunk, and those of the two turns after it
+  extern __shared__ uint4 two_weights[];  // parts of two weights
+  __shared__ Chunk known[kBegun];         // ring of the chunks of this round and of the next two
   const Neighbors& of = args.neighbors;
   const int begin_of_warp = threadIdx.x / 32 * kWarpSegments;
   const bool leads = threadIdx.x == 0;
@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(ShortProducts::kThreads, ShortProducts::kBlock
   };
   if (leads) prefetch_chunk(0, blockIdx.x), prefetch_chunk(1, blockIdx.x + gridDim.x);
   prefetch_parts(scratch.chunks[blockIdx.x].type, 0);
-  int third = blockIdx.x + 2 * gridDim.x;  // the chunk of the turn after the next
+  int third = blockIdx.x + 2 * gridDim.x;  // the chunk of the round after the next
   Edges edges;
   Ends ends;
-  int edges_at = -1, ends_at = -1;  // the first segments of those they are of
+  int edges_at = -1, ends_at = -1;  // first segments of what `edges` and `ends` hold; -1: nothing
   for (int slot = 0, turn = 0;; turn = turn == 2 ? 0 : turn + 1) {
     await_all();
     __syncthreads();

@@ -1,9 +1,9 @@
-// Sums of segments, of rows of up to 64 numbers, in the registers in which the tensor cores take them: a warp sums the
+// Sums of segments, for rows of up to 64 elements, in the registers from which tensor cores read them: a warp sums the
 // edges of sixteen segments. No row goes through shared memory.
 //
-// Four lanes have two segments. They prefetch for the rows of the first two edges of both at once, then for one after
-// the other, until the longest segment has its sum: most have one or two. A segment of more than kFewEdges is summed by
-// the whole warp, a batch of rows at a time.
+// A group of four lanes sums two segments. It loads the rows of the first two edges of both at once, because most
+// segments have one or two edges, and then one edge of each at a time, up to the longest segment of the warp. A segment
+// of more than kFewEdges edges is summed by the whole warp, a batch of rows at a time.
 #pragma once
 
 #include <climits>
@@ -18,13 +18,13 @@
 
 namespace edgeless::cuda::relational {
 
-constexpr int kFewEdges = 8;   // that four lanes sum
+constexpr int kFewEdges = 8;   // the most edges of a segment that four lanes sum
 constexpr int kLongBatch = 8;  // vectors of a long segment's rows that a lane has in flight
 
 template <Weights kWeights>
 constexpr bool kByEdge = kWeights == Weights::in_order || kWeights == Weights::by_id;
 
-// weight_of() where it is known what it prefetches.
+// weight_of() for a kind of weights that is a template argument.
 template <Weights kWeights>
 __device__ __forceinline__ float weight_at(const Neighbors& of, int edge) {
   if constexpr (!kByEdge<kWeights>) return 1;
@@ -32,15 +32,15 @@ __device__ __forceinline__ float weight_at(const Neighbors& of, int edge) {
   return __ldcs(of.weights + edge);
 }
 
-// The lane's two segments: their edges, and of four of these, or of as many as there are, one in each of the four
-// lanes.
+// The lane's two segments. Each of the four lanes of a group holds the row and weight of one of up to four edges of
+// either segment.
 struct Edges {
   int begin[2], count[2];
   int row[2];       // -1: none
-  float weight[2];  // of the edges, or of the segments
+  float weight[2];  // of the edge, or of the segment
 };
 
-// Those from number `from` on.
+// Loads edges `from` to `from` + 3 of the group's segments, one per lane.
 template <Weights kWeights>
 __device__ __forceinline__ void load_edges(const Neighbors& of, Edges& edges, int from) {
   const int edge = from + static_cast<int>(threadIdx.x % 4);
@@ -58,12 +58,12 @@ struct Ends {
   int begin[2], end[2];
 };
 
-// The lane's segments of the sixteen from `first` on.
+// Segment i of the lane, among the sixteen from `first` on.
 __device__ __forceinline__ int segment_of_lane(int first, int i) {
   return first + static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
 }
 
-// Those from `last` on have no edges.
+// Begins and ends of the lane's segments. Segments from `last` on have no edges.
 __device__ __forceinline__ Ends load_ends(const int32_t* ptr, int first, int last) {
   Ends ends;
 #pragma unroll
@@ -74,7 +74,7 @@ __device__ __forceinline__ Ends load_ends(const int32_t* ptr, int first, int las
   return ends;
 }
 
-// The first edges of segments that lie so.
+// The first edges of segments with these ends.
 template <Weights kWeights>
 __device__ __forceinline__ Edges first_edges(const Neighbors& of, const Ends& ends) {
   Edges edges;
@@ -84,7 +84,7 @@ __device__ __forceinline__ Edges first_edges(const Neighbors& of, const Ends& en
   return edges;
 }
 
-// The weights of segments themselves, of the sixteen from `first` on.
+// Loads the weights of the lane's segments, among the sixteen from `first` on.
 __device__ __forceinline__ void load_weights(const Neighbors& of, int first, int last, Edges& edges) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -99,13 +99,13 @@ __device__ __forceinline__ const Words<4>* row_at(const Neighbors& of, int row) 
   return reinterpret_cast<const Words<4>*>(row_address(of.rows, row, of.row_bytes));
 }
 
-// The vectors that a lane has of a row of kWidth numbers S, and the numbers of one.
+// The vectors that a lane has of a row of kWidth elements S, and the elements of a vector.
 template <class S, int kWidth>
 using LaneVectors = Words<4>[kWidth * sizeof(S) / 64];
 template <class S>
 constexpr int kOfVector = kNumbers<S, 4>;
 
-// kFull: rows have kWidth numbers.
+// kFull: rows have kWidth elements.
 template <class S, int kWidth, bool kFull>
 __device__ __forceinline__ void load_row(const Neighbors& of, int row, LaneVectors<S, kWidth>& x) {
   const int in_group = threadIdx.x % 4;
@@ -117,9 +117,9 @@ __device__ __forceinline__ void load_row(const Neighbors& of, int row, LaneVecto
   }
 }
 
-// A segment that the whole warp sums; of 32 of its edges, one in each lane.
+// A segment that the whole warp sums. Each lane holds one of 32 of its edges.
 struct LongSegment {
-  int owner;  // the first of the four lanes that it belongs to, and 1 more where it is their second
+  int owner;  // first lane of the group that has the segment, plus 1 if it is the group's second segment
   int begin, count, row;
   float weight;
 };
@@ -133,8 +133,8 @@ __device__ __forceinline__ void load_edges(const Neighbors& of, LongSegment& seg
   segment.weight = weight_at<kWeights>(of, segment.begin + edge);
 }
 
-// Takes the first of the segments `many`: bit 4 i: the first of lanes 4 i and after it, the bit behind it: their
-// second.
+// Removes the first segment from `many` and loads its first 32 edges. Bit 4 i of `many` is the first segment of the
+// group that begins at lane 4 i, and bit 4 i + 1 the second.
 template <Weights kWeights>
 __device__ __forceinline__ LongSegment take_long(const Neighbors& of, const Edges& edges, uint32_t& many) {
   LongSegment segment;
@@ -151,7 +151,7 @@ __device__ __forceinline__ LongSegment take_long(const Neighbors& of, const Edge
   return segment;
 }
 
-// Puts the sums of the segments `many` where those belong.
+// Sums the segments in `many` and writes the sums to the registers of the groups that have these segments.
 template <class S, int kWidth, Weights kWeights>
 __device__ __forceinline__ void sum_long(const Neighbors& of, const Edges& edges, uint32_t many,
                                          WarpRows<kWidth>& sum) {
@@ -209,7 +209,7 @@ __device__ __forceinline__ void sum_long(const Neighbors& of, const Edges& edges
   }
 }
 
-// The sums of the warp's segments; of more than kFew edges each is summed by all lanes.
+// Sums the warp's segments. Each segment of more than kFew edges is summed by all lanes.
 template <int kWidth, Weights kWeights, bool kFull, class S = float, int kFew = kFewEdges>
 __device__ __forceinline__ void sum_segments(const Neighbors& of, Edges edges, WarpRows<kWidth>& sum) {
   constexpr int kVectors = std::extent_v<LaneVectors<S, kWidth>>, kPer = kOfVector<S>;
@@ -266,11 +266,11 @@ __device__ __forceinline__ void sum_segments(const Neighbors& of, Edges edges, W
   }
 }
 
-// The matrix [depth, columns] that sums are multiplied by, as it lies in memory.
+// The matrix [depth, columns] by which sums are multiplied, as stored in global memory.
 struct TypeMatrix {
   const float* numbers;
   int64_t row_numbers;
-  bool transposed;  // it lies as [columns, depth]
+  bool transposed;  // it is stored as [columns, depth]
   int depth, columns;
 
   __device__ __forceinline__ float at(int row, int column) const {
@@ -278,7 +278,7 @@ struct TypeMatrix {
   }
 };
 
-// An infinity leaves no number behind when a float is split: such products of segments [first, last) are made again.
+// Recomputes products of segments [first, last) that are not finite: split() turns an infinity into NaN.
 template <int kWidth>
 __device__ __noinline__ void make_again(const SegmentTiles& segments, const Neighbors& of, const TypeMatrix& matrix,
                                         int first, int last, WarpRows<kWidth>& product) {
@@ -304,18 +304,18 @@ __device__ __noinline__ void make_again(const SegmentTiles& segments, const Neig
   }
 }
 
-// Makes a warp's products again where one of them is no number.
+// Recomputes those of a warp's products that are not finite.
 template <int kWidth>
 __device__ __forceinline__ void make_finite(const SegmentTiles& segments, const Neighbors& of, const TypeMatrix& matrix,
                                             int first, int last, WarpRows<kWidth>& product) {
   if (all_finite(product)) return;
-  WarpRows<kWidth> again;  // in memory: only here
+  WarpRows<kWidth> again;  // a copy in local memory, so that `product` stays in registers
   memcpy(again, product, sizeof(again));
   make_again<kWidth>(segments, of, matrix, first, last, again);
   memcpy(product, again, sizeof(again));
 }
 
-// Stores the warp's products, those of segments below `last`; read once by whoever adds them up.
+// Stores the warp's products of segments below `last` with a streaming hint, since they are read once.
 template <int kWidth>
 __device__ __forceinline__ void store_products(float* out, int columns, int first, int last,
                                                const WarpRows<kWidth>& product) {
@@ -334,8 +334,8 @@ __device__ __forceinline__ void store_products(float* out, int columns, int firs
   }
 }
 
-// Adds a zero that the compiler cannot see to ids in flight, so that it waits for them where `number` is used and not
-// where they are loaded.
+// Adds a zero that depends on `number` and that the compiler cannot see to ids in flight, so that the warp waits for
+// them after `number` is computed and not where they are loaded.
 template <Weights kWeights>
 __device__ __forceinline__ void await_later(Edges& edges, float number) {
   const int late = static_cast<int>(__float_as_uint(number) & threadIdx.y);

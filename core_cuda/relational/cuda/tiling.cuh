@@ -1,9 +1,9 @@
-// The kernels that cut segments, and rows, into tiles of bounded work (../tiling.h), a thread for each item.
+// The kernels that divide segments and rows into tiles of bounded work (../tiling.h), with a thread per item.
 //
-// Every tile finds the first segment or row that it has by a binary search. Of a graph with hubs, which are rows of
-// very many segments, every row says what it adds up, and every segment finds its place; two exclusive scans
-// (common/scan.h) run between these two kernels. Totals are whole numbers, so the order in which atomic operations add
-// them changes nothing.
+// Every tile finds its first segment or row by a binary search. In a graph with hubs, which are rows of very many
+// segments, added_kernel counts what each row sums, two exclusive scans (common/scan.h) turn the counts into offsets,
+// and place_kernel writes every segment to its row's list. Totals are integers, so the order of their atomic additions
+// does not change them.
 #pragma once
 
 #include <cstdint>

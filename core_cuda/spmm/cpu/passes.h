@@ -29,8 +29,7 @@ struct SpmmPasses {
   // stall the loads until memory had accepted its last line. `at` is the first element of head h to sum.
   template <class I, class S, bool kScaled>
   struct Stream {
-    static constexpr int64_t kFlush =
-        64;  // edges summed before they are added to the total: long sums would lose digits
+    static constexpr int64_t kFlush = 64;  // edges per partial sum: long sums would lose digits
 
     const SpmmArgs<A>& a;
     const I* nodes = static_cast<const I*>(a.graph.indices);

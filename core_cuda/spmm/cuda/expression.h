@@ -10,7 +10,7 @@ constexpr int kUsualBatch = 4;  // edges per batch, also of the functors that me
 
 inline constexpr const char *kSumHeader = "spmm/cuda/product.cuh", *kSampledHeader = "spmm/cuda/sampled.cuh";
 
-// What a sum multiplies its edges' rows by.
+// The weights of a sum.
 struct SumWeights {
   bool weighed = false;   // there are weights or scales of the sources
   bool by_head = false;   // a weight for each head
