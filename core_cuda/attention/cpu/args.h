@@ -20,7 +20,7 @@ struct Args {
 
   Rows dst, src, value;  // value is null if the call has no value tensor: the values are then src
   Rows edge_attr;        // [E, edge_dim]
-  const A* att;          // [H, padded_dim]; the cosine's beta is in [H, 0]
+  const A* att;          // [H, padded_dim]; the cosine's beta of head h is at [h, 0]
   const A* proj;         // [edge_dim, H, padded_dim]: the transposed edge projection
   const A* proj_rows;    // [H, dim, edge_dim]: the edge projection as given
   const A* edge_scale;   // [E, H] with the strides below

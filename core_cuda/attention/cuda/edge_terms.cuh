@@ -1,6 +1,6 @@
 // Products of edge features, [E, dim] by original id, with node rows; sums of such rows for the features' gradient;
-// dropout factors and both ends of edges. A thread takes an edge and holds its features; neighbouring threads, whose
-// edges mostly share a row, read that row together.
+// dropout factors and both ends of edges. A thread processes one edge and holds its features in registers; neighbouring
+// threads, whose edges mostly share a row, read that row together.
 #pragma once
 
 #include "../../common/dropout.h"
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) edge_sums_kernel(const __grid_consta
   });
 }
 
-// A thread takes one draw, which serves four heads of an edge.
+// A thread makes one draw, which serves four heads of an edge.
 template <class A>
 __global__ void edge_drops_kernel(const __grid_constant__ EdgeDrops<A> args) {
   const EdgeFeatures& edges = args.edges;

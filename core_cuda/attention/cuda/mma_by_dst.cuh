@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   MmaScore<Fn, S, kSubWarp, kVecs, kEdges> score;
   score.load(args, place.head);
   uint4 own[kVecs], grad[kVecs];
-  float own_scalar = 0;             // of the row: gatv2's <att, x>
-  float own_over = 0;               // of the row: see inverse_norms.cuh
-  float shift = 0, delta = 0;       // of the row: P = 2^(s - shift), with s from MmaScore; Delta
+  float own_scalar = 0;             // gatv2: <att, x> of the row
+  float own_over = 0;               // 1 / norm of the row (inverse_norms.cuh)
+  float shift = 0, delta = 0;       // the row's shift, with P = 2^(s - shift) for s of MmaScore, and its Delta
   float acc[kPer], acc_scalar = 0;  // gatv2, cosine: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;

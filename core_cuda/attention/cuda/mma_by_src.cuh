@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   MmaScore<Fn, S, kSubWarp, kVecs, kEdges> score;
   score.load(args, place.head);
   uint4 own[kVecs], value[kVecs];
-  float own_scalar = 0;                                  // of the row: gatv2's <att, x>
-  float own_over = 0;                                    // of the row: see inverse_norms.cuh
+  float own_scalar = 0;                                  // gatv2: <att, x> of the row
+  float own_over = 0;                                    // 1 / norm of the row (inverse_norms.cuh)
   float key_acc[kPer], value_acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;

@@ -1,6 +1,6 @@
 // Forward for 16-bit rows: forward.cuh with the logits on the tensor cores (mma.cuh).
 //
-// A sub-warp processes a row of one head, four edges at a time. All its lanes know all logits of a batch, so the
+// A sub-warp processes a row of one head, four edges at a time. All its lanes hold all logits of a batch, so the
 // softmax needs no exchange between lanes. Sums are float, as everywhere.
 #pragma once
 
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kBlockThreads,
   MmaScore<Fn, S, kSubWarp, kVecs, kEdges> score;
   score.load(args, place.head);
   uint4 own[kVecs];
-  float own_scalar = 0;  // of the row: gatv2's <att, x>
-  float own_over = 0;    // see inverse_norms.cuh
+  float own_scalar = 0;  // gatv2: <att, x> of the row
+  float own_over = 0;    // 1 / norm of the row (inverse_norms.cuh)
   float acc[kPer], m = -INFINITY, l = 0;
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;
