@@ -75,7 +75,7 @@ void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vect
   for (const Tensor& t : inputs) {
     if (t.sizes() != in.dst.sizes()) return;
   }
-  // Keep the inputs' stride if they have a fourth part, which may get a gradient beside these.
+  // Keeps the inputs' stride if they have a fourth part, whose gradient may later be stored next to these.
   const int64_t columns = width * (given->stride == 4 * width && parts == 3 ? 4 : parts);
   const Packed all(at::empty({in.num_dst(), columns}, in.dst.options()), std::vector<int64_t>(parts, width));
   std::vector<size_t> order(parts);
@@ -185,7 +185,7 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
   Tensor att_grad;
   if (needs[kAtt]) {
     const int64_t width = in.att->size(1);
-    const bool alone = !(edge_grads && in.score == Score::gatv2);  // else the edge term is added before rounding
+    const bool alone = !(edge_grads && in.score == Score::gatv2);  // else the edge term's share is added unrounded
     att_grad = alone && call.att_width() == width ? grads[kAtt] : call.empty({heads, call.att_width()});
     call.sum_att_shares(att_grad);
     att_grad = att_grad.narrow(1, 0, width);
@@ -297,7 +297,7 @@ std::vector<Tensor> attention_backward(AttentionCall in, AttentionGrads g) {
   return grads;
 }
 
-// A pass reads the query-side row before it writes the row's gradient: in the same lanes, or in front of a block-wide
+// A pass reads the query-side row before it writes the row's gradient: in the same lanes, or before a block-wide
 // barrier; segments of rows that several blocks share are merged by a later launch. So gradients may overwrite these
 // rows.
 Tensor attention_backward_into(const AttentionCall& in, const AttentionGrads& g, at::TensorList into) {

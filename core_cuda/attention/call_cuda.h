@@ -26,7 +26,7 @@ inline Device device_of(const at::Device& device) {
           device_attribute(jit::Attribute::l2_bytes, device.index())};
 }
 
-// One call of an op: the arguments of its passes and the tensors that keep their memory alive.
+// One call of an op: the arguments of its passes and the tensors that own their memory.
 template <class A>
 class Call {
  public:

@@ -44,7 +44,7 @@ constexpr bool one_wave_pays(int64_t share, int64_t num_edges, int64_t num_rows,
 // Attention ---------------------------------------------------------------------------------------------------------
 
 // Target occupancy in blocks per SM. Passed to __launch_bounds__, so it caps registers; the planner assumes it is
-// reached. plain: a kernel without options; vectors: per lane; numbers: registers that these take in the opmath dtype;
+// reached. plain: a kernel without options; vectors: per lane; numbers: registers of these vectors in the opmath dtype;
 // edges: rows of a batch that a lane reads; narrow: a sub-warp has one or two lanes; edge_term: the kernel adds gatv2's
 // edge term. Chosen by the kernels' times on five graphs (0011, 0041, 0043, 0052).
 constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges, bool narrow,
@@ -208,7 +208,7 @@ constexpr bool three_vectors_pay(Pass pass, Score score, bool halves, bool optio
   return vectors <= 24 || vectors > 64 || options || score != Score::gatv2;
 }
 
-// Head tiles (0010): the percentage of L2 that gathered rows may fill; the bytes that a tile reads per edge beside the
+// Head tiles (0010): the percentage of L2 that gathered rows may fill; the bytes that a tile reads per edge besides the
 // rows (an index, per-node values and the rest of a sector); the gain that a larger tile must bring to be worth its
 // space in L2.
 constexpr int64_t kAttentionL2Percent = 65;

@@ -39,7 +39,7 @@ class Driver {
   // Throws if there is no driver.
   static const Driver& get();
 
-  int current_device() const;  // of the calling thread's context; 0 if it has none, as in the CUDA runtime
+  int current_device() const;  // device of the calling thread's context; 0 without a context, as in the CUDA runtime
   // Makes the device's primary context, which the CUDA runtime uses, current in a calling thread that has no context.
   void enter(int device) const;
   int attribute(Attribute attribute, int device) const;

@@ -16,7 +16,7 @@ struct Kernel {
   const Expression name;
   const int device;
   Function function = nullptr;
-  std::atomic<int64_t> allowed_bytes{0};  // of dynamic shared memory
+  std::atomic<int64_t> allowed_bytes{0};  // limit of dynamic shared memory
   std::mutex allowing;
 
   Kernel(const Expression& name, int device) : name(name), device(device) {}
@@ -34,7 +34,7 @@ struct Kernel {
 // Never destroyed: other threads may launch while the process ends.
 struct Loaded {
   std::shared_mutex mutex;
-  std::unordered_multimap<uint64_t, std::unique_ptr<Kernel>> kernels;  // by the hash of their names
+  std::unordered_multimap<uint64_t, std::unique_ptr<Kernel>> kernels;  // indexed by the hash of their names
   Provider provider;
   Preparer preparer;
 };
@@ -57,7 +57,7 @@ Code provided(const KernelName& name, int architecture) {
     provider = loaded().provider;
   }
   if (!provider) throw std::runtime_error("edgeless: nothing compiles kernels here: import edgeless");
-  return provider(name, architecture);  // without the lock: it may take seconds and run Python
+  return provider(name, architecture);  // called without the lock, since it may take seconds and run Python
 }
 
 std::string listed(const size_t* sizes, size_t count) {

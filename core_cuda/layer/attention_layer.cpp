@@ -278,7 +278,7 @@ struct AttentionLayer : Function<AttentionLayer> {
     return plain;
   }
 
-  // The inputs with their autograd history. Biases and the row are only added, so zeros stand for their values.
+  // The inputs with their autograd history. Biases and the row are only added, so zeros replace their values.
   static variable_list inputs_again(AutogradContext* ctx, const variable_list& saved, size_t weights, size_t vectors,
                                     bool has_row) {
     variable_list all{with_history(saved[kX], 0)};

@@ -38,7 +38,7 @@ struct WalksArgs {
   // Array by pair.
   I* pair_segments = nullptr;  // [edges] segment number of each edge
   // Array by relation.
-  I* numbers = nullptr;  // [segments] number of each segment
+  I* numbers = nullptr;  // [segments] number of each segment (its index by node)
   // The CSR of the sums of each node.
   I* sums_ptr = nullptr;       // [nodes + 1]
   I* columns = nullptr;        // [pairs + segments] a pair, or pairs + relation

@@ -1,7 +1,7 @@
 // Decides whether the program of an earlier call of a layer computes this call too. The key of a program
 // (shared/programs/keys.py) reads hundreds of Python objects. The code here compares the values that the key has read
 // with the present ones, by identity, which takes a few microseconds: if nothing has changed, the key would be the
-// same. If something has, or if the call is not a plain one, the key decides.
+// same. If something has changed, or if the call is not a plain one, the key decides.
 #include "same_call.h"
 
 #include <ATen/ATen.h>

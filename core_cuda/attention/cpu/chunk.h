@@ -14,8 +14,8 @@ struct Chunk {
   A *s, *dp, *w;           // [H, kChunk]
   A *top, *inverse;        // [H, kChunk], source pass: maximum and 1 / sum of the gathered destinations' softmax
   A* r;                    // [H, kChunk]: 1 / norm of the gathered rows, for scores with kInverseNorms
-  A* keep;                 // [H, kChunk]: kept / (1 - p); null without dropout and edge scale
-  A* factor;               // [H, kChunk]: keep times the edge scale; equals keep without one
+  A* keep;                 // [H, kChunk]: dropout factors, 0 or 1 / (1 - p); null without dropout and edge scale
+  A* factor;               // [H, kChunk]: keep times the edge scale; the same array as keep without an edge scale
 };
 
 template <class A>
@@ -45,7 +45,7 @@ static inline Chunk<A> make_chunk(const Args<A>& args, Arena<A>& arena) {
   return c;
 }
 
-// keep[h, e] = kept / (1 - p); factor = keep * edge scale. Fills up to a multiple of kDraws, repeating the first edge.
+// Computes keep and factor. Fills up to a multiple of kDraws edges, repeating the first edge.
 template <class A>
 static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
   const int64_t filled = round_up(c.n, kDraws);

@@ -198,7 +198,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 
   EdgeWindow<I, SubWarp> window(args.graph, walk, place);
   EdgeOptions<Fn, S, SubWarp, I, false, kMode> options(args, place, walk, window.slot);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.begin(walk);
     Raw<S> key_raw[kRounds][kRows][kVecs], grad_raw[kRounds][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);

@@ -17,8 +17,8 @@ namespace edgeless::cuda {
 constexpr int kAhead = 4;  // edges per thread whose rows are loaded at once
 
 // Blocks have whole units of edges, and at most kUnit threads of a block share a column. So a thread adds up the same
-// edges in the same order, whatever the size of a tile: sums do not depend on whether the features' gradient is
-// computed as well.
+// edges in the same order for any size of a tile: sums do not depend on whether the features' gradient is computed as
+// well.
 constexpr int kUnit = kEdgesOfUnit;
 // Target occupancy in blocks per SM.
 template <class A, int kNumbers>

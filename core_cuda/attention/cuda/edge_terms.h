@@ -35,7 +35,7 @@ void edge_dots(const EdgeDots<A>& args, const jit::Queue& queue);
 // row r: a gradient of the features, by id.
 template <class A>
 struct EdgeSums {
-  EdgeFeatures edges;       // without attr
+  EdgeFeatures edges;       // attr is not read
   const A* weight[2] = {};  // [E, heads]; the second may be null
   const A* rows[2] = {};    // [rows, heads, dim]
   bool one_row = false;     // see EdgeDots
@@ -47,7 +47,7 @@ void edge_sums(const EdgeSums<A>& args, const jit::Queue& queue);
 // out[e, h]: the dropout factor of an edge and head, 0 or keep_scale = 1 / (1 - p). Draws depend on the original id.
 template <class A>
 struct EdgeDrops {
-  EdgeFeatures edges;  // without attr
+  EdgeFeatures edges;  // attr is not read
   const int64_t* seed = nullptr;
   uint64_t threshold = 0;
   A keep_scale = 1;

@@ -29,7 +29,7 @@ constexpr bool kMakesExact = std::is_same_v<S, float>;
 
 struct SubWarpOfHead {
   int head, lane, width;
-  unsigned mask;  // of the sub-warp in its warp
+  unsigned mask;  // the sub-warp's lanes in its warp
   bool fives;
 
   template <class P>

@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, SubWarp>(P
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && SubWarp::kBatch <= 4 && SubWarp::kWidth > 4 && kBytes == 16;
   std::conditional_t<kAhead, Ahead<I, SubWarp::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                        args.key_vectors, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.begin(walk);
     Raw<S> key_raw[kRounds][kRows][kVecs], value_raw[kRounds][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);

@@ -16,7 +16,7 @@
 
 namespace edgeless::cuda {
 
-// For scores without norms: no function computes anything, and the compiler removes all calls.
+// The variant for scores without norms. Its functions do nothing, and the compiler removes their calls.
 template <class A, bool kThere>
 struct InverseNorms {
   __device__ InverseNorms(const Args<A>&, const A* /*own*/, const A* /*others*/, int /*head*/) {}

@@ -169,8 +169,8 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
     }
     return;
   }
-  // Only for one vector per lane: compiled in for more, this branch makes the forward of dot product attention 4
-  // percent slower, even for whole rows.
+  // Only for one vector per lane: with more, this branch would make the forward of dot product attention 4 percent
+  // slower, even for whole rows.
   if constexpr (kVecs == 1 && kBytes == 16) {
     if (out.halves) {
       const int at = place.row_lane(), left = out.dim - at * kVec<S>;

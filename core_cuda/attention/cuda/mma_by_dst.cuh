@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     }
     return sum;
   };
-  auto take_rows = [&] {  // whole warp
+  auto take_rows = [&] {  // called by whole warps
     const float dot = sub_warp_sum(fresh && has_grad && !args.delta_given ? delta_share() : 0.0f, kSubWarp, kFullWarp);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
 
   MmaWindow<I, kEdges> window(args.graph, walk);
   MmaEdge<Fn, I, kEdges, false, kMode> owned(args.graph, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.take(walk);
     const int n = window.count;
     uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];

@@ -49,7 +49,7 @@ constexpr Storage storage_of_rows(Storage numbers, int64_t key_dim, int64_t valu
 }
 
 // Returns whether 16-bit rows may be read by sub-warps of five lanes (0072). The direction of the destinations decides
-// for both directions of the graph. gathered_bytes: bytes that a node's rows have in all heads, unpadded.
+// for both directions of the graph. gathered_bytes: bytes of a node's gathered rows, all heads, unpadded.
 constexpr bool takes_fives(int64_t num_edges, int64_t num_dst, int64_t num_src, int64_t gathered_bytes, bool edge_term,
                            int64_t l2_bytes) {
   return !edge_term && num_edges >= kFewEdgesARow * num_dst && num_src * gathered_bytes <= l2_bytes;
@@ -225,7 +225,7 @@ inline void choose_slice(const Problem& problem, const Device& device, Plan& pla
   while (least * vectors < std::max(wanted, least_vectors_of_slice(problem.pass, problem.score))) least *= 2;
   if (head * most > fits && head * least <= device.l2_bytes) most = std::max(fits / head, std::min(least, most));
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : sub_warps));  // mma: a warp has one head
-  // The best number of heads up to `most` leaves few sub-warps idle and reads few bytes per tile beside the rows.
+  // The best number of heads up to `most` leaves few sub-warps idle and reads few bytes per tile besides the rows.
   double best = 0;
   for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
     const int slices = (problem.heads + heads - 1) / heads, busy = sub_warps / heads * heads;

@@ -34,7 +34,7 @@ template <int kWidth, bool kOneHeadAWarp = false, int kRowWidth = kWidth>
 struct Place {
   static constexpr bool kFives = false;
   int runtime_width;
-  int lane;  // in the sub-warp
+  int lane;  // index in the sub-warp
   int sub_warp, worker, workers;
   int worker_distance;  // sub-warps from one worker to the next
   int head;
@@ -283,7 +283,7 @@ __device__ __forceinline__ void merge_segments(const Walk<I>& walk, const P& pla
 // with an index in flight at the head of the loop, every batch would wait there for the loads that begin() has just
 // issued (docs/decisions/0035). Callbacks:
 //   begin()                    issues the loads of the current row
-//   take()                     processes the row's next batch of edges, none for a sub-warp that is done; whole warp
+//   take()                     processes the row's next batch of edges, none if the sub-warp is done; by whole warps
 //   close()                    finishes the segment: all edges of the row in this quota have been processed
 //   clear()                    resets the segment
 //   leave()                    stores the segment to shared memory, for the sub-warp that holds the row's first edges
