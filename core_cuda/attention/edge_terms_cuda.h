@@ -216,7 +216,7 @@ bool makes_all_by_products(const AttentionCall& in, const AttentionChoice& needs
 }
 
 // The gradients of gatv2's edge term. With G = ds LeakyReLU'(hidden), [E, H D]: d attr = G (att W), d W = att sum of G
-// e^T, and the edge term's contribution to d att, sum of W G^T e, is added to att_share (scores.cuh). For many
+// e^T, and the edge term's contribution to d att, sum of W G^T e, is added to att_share (cuda/scores.cuh). For many
 // features, and for d attr with many columns, G is materialized for a chunk of edges at a time. ds: by edge id, or in
 // CSR order if the call's ds_in_order is set, which is makes_all_by_products().
 template <class A>

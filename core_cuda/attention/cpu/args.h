@@ -14,7 +14,7 @@ constexpr int64_t kStats = 3;  // statistics per destination and head in the bac
 template <class A>
 struct Args {
   Compressed graph;        // rows are destinations; in the source pass, sources
-  int64_t items_per_part;  // see partition.h
+  int64_t items_per_part;  // see common/cpu/partition.h
   int64_t heads, dim, channels, edge_dim;
   int64_t padded_dim, padded_channels;
 

@@ -1,6 +1,6 @@
 // Score functors: the logit and its gradient, for one query-side row (`own`) and the gathered rows of a chunk. The
 // functions are symmetric in the two sides, so one functor serves the destination pass and the source pass. Included
-// once per instruction set. To add a score, add a struct with these two functions and its line in ../score.h.
+// once per instruction set. To add a score, add a struct with these two functions and its line in common/score.h.
 //
 //   logits(args, own, rows, n, s, prefetch)
 //       s[h, e] = score of own and rows[e], with the same bits if own and rows[e] are exchanged; calls prefetch() about

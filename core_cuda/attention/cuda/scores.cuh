@@ -2,16 +2,16 @@
 // the forward and the destination pass, source and destination in the source pass. A score is symmetric in the two, so
 // one functor serves all passes. To add a score, add a struct here.
 //
-//   kScalar    the logit has one scalar per node and head: no rows are gathered for it
-//   kOwnValue  values and keys are different rows
-//   kAtt       there is an attention vector, and finish() needs the sum of ds
+//   kScalar        the logit has one scalar per node and head: no rows are gathered for it
+//   kOwnValue      values and keys are different rows
+//   kAtt           there is an attention vector, and finish() needs the sum of ds
 //   kInverseNorms  the score divides by the norms of both rows: the functor computes the dot product, and the passes
-//              apply the norms (inverse_norms.cuh)
-//   own(x)     the form in which an element x of the own row is held in registers; raw(own(x)) is x
-//   Partial    a lane's part of an edge's logit: add() an element, then sum(). Its initial value is the lane's part of
-//              the row's constant
-//   scaled     the logit from the sum over all lanes. Logits are in base 2: log2 e is multiplied in here or into att
-//   grad       adds ds * d logit / d own, except for the factors that finish() applies at the end of the row
+//                  apply the norms (inverse_norms.cuh)
+//   own(x)         the form in which an element x of the own row is held in registers; raw(own(x)) is x
+//   Partial        a lane's part of an edge's logit: add() an element, then sum(). Its initial value is the lane's part
+//                  of the row's constant
+//   scaled         the logit from the sum over all lanes. Logits are in base 2: scaled() or att includes log2 e
+//   grad           adds ds * d logit / d own, except for the factors that finish() applies at the end of the row
 
 #pragma once
 

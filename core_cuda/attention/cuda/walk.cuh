@@ -1,9 +1,9 @@
 // How the work of a block is divided, the same in every pass.
 //
-// A block owns a range of the graph (partition.cuh) for one head tile. A worker has one sub-warp for each head of the
-// tile; its quota (`share`) is an equal part of the range. The segments of a row that several workers share are merged
-// in the order of the workers: the sub-warp with the row's first edges keeps its segment in registers, every other
-// sub-warp stores its segment to shared memory, and the first sub-warp adds these segments and writes the row.
+// A block owns a range of the graph (common/partition.cuh) for one head tile. A worker has one sub-warp for each head
+// of the tile; its quota (`share`) is an equal part of the range. The segments of a row that several workers share are
+// merged in the order of the workers: the sub-warp with the row's first edges keeps its segment in registers, every
+// other sub-warp stores its segment to shared memory, and the first sub-warp adds these segments and writes the row.
 #pragma once
 
 #include <type_traits>
