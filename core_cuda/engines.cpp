@@ -27,7 +27,7 @@ std::optional<std::string> words(const char* refusal) {
 
 void define_engines(py::module_& m) {
   define_engine_choices(m);
-  // These functions release the GIL: they wait for a plan's mutex, and an op that holds that mutex may wait for the
+  // These functions release the GIL: they wait for a plan's mutex, and an op that holds this mutex may wait for the
   // GIL.
   using Released = py::call_guard<py::gil_scoped_release>;
   using Arrays = std::vector<at::Tensor>;

@@ -1,5 +1,5 @@
-// The kernels of sums, extrema, relations, pairs and linear maps for Python: which one runs for given sizes, its file
-// and its C++ expression. The launches prefetch the same functions. It needs no GPU.
+// The kernels of sums, extrema, relations, pairs and linear maps for Python: the kernel that runs for given sizes, its
+// file and its C++ expression. Launches call the same functions to choose a kernel. Needs no GPU.
 #include <pybind11/stl.h>
 
 #include <string>
@@ -26,7 +26,7 @@ py::dict named(const jit::Expression& kernel) {
 
 // Sums and extrema ----------------------------------------------------------------------------------------------------
 
-// weight, scale: whether edges or sources have numbers; by_head: a weight for each head.
+// weight, scale: edges have weights, sources have scales; by_head: an edge has a weight for each head.
 py::dict sum_kernel(const std::string& dtype, bool wide_index, int vector_bytes, bool weight, bool scale, bool by_head,
                     int lanes, int slices, int64_t slice_bytes, int64_t num_rows, int64_t num_edges,
                     int64_t gathered_bytes, int64_t result_bytes) {
@@ -92,7 +92,8 @@ py::dict segments_plan(bool backward, const std::string& dtype, const std::strin
   return plan;
 }
 
-// The fused kernel that adds up the segments of every row. own_width: of the rows' own product, else `width`.
+// The fused kernel that adds up the segments of every row. own_width: columns of the rows of the own product, `width`
+// if there is none.
 py::dict rows_plan(const std::string& dtype, int64_t segments, int64_t rows, int64_t tiles, int own_width, int width,
                    bool transposed, int multiprocessors, int capability, int64_t shared_bytes) {
   namespace relational = cuda::relational;
@@ -126,7 +127,7 @@ py::dict typed_outer_kernel(const std::string& dtype, int capability) {
                                                     : relational::any_outer_expression(storage));
 }
 
-// A pass of attention over pairs, forward or by_src, of rows of so many vectors of 16 bytes.
+// A pass of attention over pairs, forward or by_src, with rows of `vectors` vectors of 16 bytes.
 py::dict pair_plan(const std::string& pass, const std::string& dtype, int vectors, int64_t num_rows, int64_t num_edges,
                    int64_t num_gathered, int64_t max_degree, bool dropout, int multiprocessors, int64_t l2_bytes) {
   cuda::Problem p;
@@ -154,8 +155,8 @@ py::dict blend_kernel(const std::string& dtype, int width, bool backward) {
 
 // Linear maps ---------------------------------------------------------------------------------------------------------
 
-// A product [rows, columns] of aligned operands; empty where a library computes it. nodes: rows of the first operand;
-// divided: a sum over the nodes; transposed: how the second operand is stored.
+// A product [rows, columns] of aligned operands; empty if a library computes it. nodes: rows of the first operand;
+// divided: the product is a sum over the nodes; transposed: the second operand is stored transposed.
 py::dict map_kernel(const std::string& dtype, int64_t rows, int64_t columns, int64_t depth, int64_t nodes, bool divided,
                     bool transposed, int capability, bool allows_tf32) {
   namespace projection = cuda::projection;

@@ -1,4 +1,4 @@
-// The planner of the CUDA kernels for Python: which kernel would run for given sizes on a given device. It needs no
+// The planner of the CUDA kernels for Python: the kernel that would run for given sizes on a given device. Needs no
 // GPU. The headers that decide state the reasons.
 #include "plans.h"
 
@@ -89,8 +89,8 @@ py::dict reduce_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, in
   return found;
 }
 
-// The plan of a generated walk: (blocks, slices, segments in each half of the workspace or 0 where no row is cut, the
-// bytes of the plan among the kernel's arguments).
+// The plan of a generated walk: (blocks, feature tiles, segments in each half of the workspace or 0 if no row is split,
+// the bytes of the plan among the kernel's arguments).
 py::tuple walk_plan(int vectors, int64_t carry_bytes, bool has_totals, int64_t num_rows, int64_t num_edges,
                     int64_t max_degree, int multiprocessors) {
   cuda::ReduceProblem p;
@@ -137,7 +137,7 @@ void define_plans(py::module_& m) {
         py::arg("capability"), py::arg("shared_bytes"));
   m.def("fuses_widths", &fuses_widths, py::kw_only(), py::arg("dtype"), py::arg("wide_index"), py::arg("capability"),
         py::arg("shared_bytes"), py::arg("in_width"), py::arg("out_width"));
-  // The most bytes of shared memory that a thread block can request; older versions of PyTorch do not say.
+  // The most bytes of shared memory that a thread block can request, which older versions of PyTorch do not report.
   m.def(
       "shared_bytes_of_block",
       [](int device) { return jit::Driver::get().attribute(jit::Attribute::shared_bytes_of_block, device); },

@@ -1,5 +1,5 @@
-// Device functions that find the hubs, the rows that a partition splits (partition.h), and merge their segments
-// in an order that depends on the graph alone.
+// Device functions that find the hubs, the rows that a partition splits (partition.h), and merge their segments in an
+// order that depends on the graph alone.
 #pragma once
 
 #include "partition.cuh"
@@ -47,8 +47,8 @@ __device__ inline void for_each_hub(const CompressedGraph& graph, const Partitio
 }
 
 // Assigns the threads of a merge block to values and to the segments of a hub. Where a segment has fewer values than
-// the block has threads, several threads divide the segments of a value among them: read one after the other, the
-// segments would take a memory latency each.
+// the block has threads, several threads divide the segments of a value among them: a sequential read would cost one
+// memory latency per segment.
 struct MergeLanes {
   int number;         // index of the value that this thread merges
   bool inside;        // the value exists
@@ -94,9 +94,9 @@ __device__ inline void sum_segments(int64_t segments, int numbers, Segment&& seg
   if (lanes.inside && lanes.share == 0) store(lanes.number, sum);
 }
 
-// The same for segments of an online softmax. Each of `heads` heads has `size` numbers: sums of exponentials times
-// values, then the maximum logit and the sum of exponentials. Calls store(k, sum, maximum logit, sum of exponentials)
-// with the merged state. kNatural: logits are in base e, else in base 2.
+// Like sum_segments(), for segments of an online softmax. Each of `heads` heads has `size` values: sums of exponentials
+// times values, then the maximum logit and the sum of exponentials. Calls store(k, sum, maximum logit, sum of
+// exponentials) with the merged state. kNatural: logits are in base e, else in base 2.
 template <class A, bool kNatural, class Segment, class Store>
 __device__ inline void merge_softmax(int64_t segments, int heads, int size, Segment&& segment, Store&& store) {
   const MergeLanes lanes(heads * size, segments);

@@ -12,8 +12,8 @@ inline jit::Size merge_grid(int64_t slots, int64_t numbers) {
   return {merge_blocks(slots), (numbers + kMergeThreads - 1) / kMergeThreads};
 }
 
-// Merges what a segment reduction kept in the fix-up workspace. header: defines the functor `reducer`. args_type: the
-// type of args.
+// Merges the segments that a segment reduction stored to the fix-up workspace. header: the file that defines `reducer`.
+// args_type: the C++ type of args.
 template <class Args>
 void merge_reduced(const jit::Queue& queue, const char* header, const jit::Instance& reducer, bool wide_index,
                    jit::Type args_type, const Args& args) {

@@ -1,15 +1,15 @@
-// Equal quotas of a compressed graph, whatever the degrees: no preprocessing, no atomics, no host sync.
+// Equal quotas of a compressed graph for any degrees: no preprocessing, no atomics, no host sync.
 //
-// Rows and edges lie on one line: row r begins at indptr[r] + kRowUnits * r with its kRowUnits (the cost of a row
-// besides its edges), followed by its edges. The line is cut every `range_units` into ranges, one per block. A cut
-// moves to the nearer end of its row, so that a block holds whole rows, unless the row is longer than a segment
-//: these rows, the hubs, are cut at multiples of `segment` edges from their start, and their segments are
-// merged by a second kernel. Inside a block the line is cut again, at any edge: the block's workers merge through
-// shared memory.
+// The rows and their edges form one line of units: row r begins at unit indptr[r] + kRowUnits * r with kRowUnits units
+// (the cost of a row besides its edges), followed by one unit per edge. The line is cut every `range_units` into
+// ranges, one per block. A cut moves to the nearer end of its row, so that a block holds whole rows, unless the row has
+// more than `segment` edges. These rows, the hubs, are cut at multiples of `segment` edges from their start, and a
+// second kernel merges their segments. Inside a block the line is cut again, at any edge: the block's workers merge
+// through shared memory.
 //
-// A segment is stored in the fix-up workspace by the edge of the cut in front of it: two cuts are never less than
-// `segment` edges apart, so (edge of the cut) / segment is a unique slot. The segment in front of a row's first cut
-// goes to a second array.
+// A segment's slot in the fix-up workspace follows from the edge of the cut before it: two cuts are never less than
+// `segment` edges apart, so (edge of the cut) / segment is a unique slot. The segment before a row's first cut is
+// stored to a second array, in the slot of that cut.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ constexpr bool may_cut(int64_t max_degree, int64_t num_edges, const Partition& p
   return is_hub(max_degree < 0 ? num_edges : max_degree, part);
 }
 
-// The fix-up slot of the segment behind a cut, and the number of slots.
+// The fix-up slot of the segment after a cut, and the number of slots.
 constexpr int64_t segment_slot(int64_t cut_edge, int64_t segment) { return cut_edge / segment; }
 constexpr int64_t number_of_slots(int64_t num_edges, int64_t segment) { return num_edges / segment + 1; }
 

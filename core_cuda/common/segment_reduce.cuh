@@ -1,33 +1,33 @@
 // Segment reduction: reduces the neighbours' rows of each row of the graph, edge by edge.
 //
-// A block owns a range of the graph (partition.cuh) for one feature tile; each of its sub-warps owns an
-// equal quota of the range: some whole rows, perhaps the end of a row before them and the start of a row after them. A
-// sub-warp runs its tile loop over its edges in batches, across row ends, so that short rows keep as many loads in
-// flight as long ones. The segments of a row that several sub-warps share are merged in order: each sub-warp but the
-// first leaves its segment in shared memory, and the first merges them. Segments of hubs, which cross blocks, go to the
-// fix-up workspace (`carry`), which a second kernel merges.
+// A block owns a range of the graph (partition.cuh) for one feature tile; each of its sub-warps owns an equal quota of
+// the range: some whole rows, perhaps the end of a row before them and the start of a row after them. A sub-warp runs
+// its tile loop over its edges in batches, across row ends, so that short rows have as many loads in flight as long
+// rows. The segments of a row that several sub-warps share are merged in order: each sub-warp but the first leaves its
+// segment in shared memory, and the first merges them. Segments of hubs, which cross blocks, are stored to the fix-up
+// workspace (`carry`) and merged by a second kernel.
 //
 // The functor Reducer defines the reduction. The window is the sub-warp's current `width` edges, one index per lane:
-//   Segment                        partial result of a segment, per lane
-//   begin_walk(position, end)    optional: called once before the tile loop, if it has edges. position: of this lane's
-//                                edge in the first window; end: end of the quota's edges
+//   Segment                      partial result of a segment, per lane
+//   begin_walk(position, end)    optional: called once before the tile loop, if the quota has edges. position: that of
+//                                this lane's edge in the first window; end: end of the quota's edges
 //   own(index, position)         sets this lane's edge of the current window
 //   load(u, index, position)     issues the load of the row of edge u of a batch
-//   choose(b)                    the batch starts at edge b of the window; called by the whole warp
-//   close(b, count, last)        optional: called by the whole warp after the batch, of which the sub-warp had `count`
-//                                edges; last: the batch ends the window, or the walk
-//   take(u, offset)              reduces edge u; offset: of the edge from the start of the segment
-//   take_whole(u, offset)        optional: the same where all lanes of the warp take their edge u
-//   begin(row, offset)           starts a segment; offset: of its first edge from the start of the row
-//   segment(first, last)           returns the partial result of the edges [first, last)
+//   choose(b)                    called by the whole warp when a batch starts at edge b of the window
+//   close(b, count, last)        optional: called by the whole warp after a batch, of which the sub-warp had `count`
+//                                edges; last: the batch ends the window or the tile loop
+//   take(u, offset)              reduces edge u; offset: the edge's index in the segment
+//   take_whole(u, offset)        optional: called instead of take() when all lanes of the warp reduce their edge u
+//   begin(row, offset)           starts a segment; offset: index in the row of the segment's first edge
+//   segment(first, last)         returns the partial result of the edges [first, last)
 //   merge(segment, later), store(row, segment), store_empty(row), keep(slot, segment)
-//   kept(slot)                   reads what keep() wrote
-//   kInStep                      optional: true if all warps of the block take their windows together, so that choose()
-//                                may wait for the block
-//   kCheapEnd                    row ends are little code, so they are unrolled with the edges of a batch
+//   kept(slot)                   returns the segment that keep() stored
+//   kInStep                      optional: true if all warps of the block process their windows in step, so that
+//                                choose() may synchronise the block
+//   kCheapEnd                    true if a row end is little code, which is unrolled with the edges of a batch
 //   together()                   optional: called by the whole warp after takes and row ends; makes the earlier writes
 //                                of a lane visible to the other lanes of its sub-warp
-// Reducer(args, vector) constructs it for the lane of that vector of a row.
+// Reducer(args, vector) constructs a Reducer for the lane of vector `vector` of a row.
 #pragma once
 
 #include <type_traits>
@@ -77,7 +77,7 @@ constexpr bool kCloses = false;
 template <class Reducer>
 constexpr bool kCloses<Reducer, std::void_t<decltype(&Reducer::close)>> = true;
 
-// True if all warps of a block take their windows together.
+// True if all warps of a block process their windows in step.
 template <class Reducer, class = void>
 constexpr bool kTakesStepsTogether = false;
 template <class Reducer>
@@ -109,7 +109,7 @@ __device__ inline void reduce_segments(const CompressedGraph& graph, const Reduc
   I row_end = row < last_row ? indptr[row + 1] : never, next_end = row + 1 < last_row ? indptr[row + 2] : never;
   auto next_row = [&] {
     ++row;
-    row_end = row < last_row ? next_end : never;  // selected before the next load, as the select waits for the last one
+    row_end = row < last_row ? next_end : never;  // before the next load, since the select waits for the last load
     if (row + 1 < last_row) next_end = indptr[row + 2];
   };
   auto keep = [&](const Segment& segment) { reducer.keep(lead ? plan.slots + s.lead_slot : s.last_slot, segment); };
@@ -156,7 +156,7 @@ __device__ inline void reduce_segments(const CompressedGraph& graph, const Reduc
       for (int u = 0; u < kBatch; ++u) reducer.load(u, __shfl_sync(kWarp, index, b + u, width), further(at, u));
       reducer.choose(b);
       const I batch = at;
-      // Long code, of which a batch has one edge, exists once.
+      // With one edge per batch, the code of an edge is long: there is no second copy of it for whole batches.
       const bool within = kBatch > 1 && last - at >= kBatch && (row_end == never || row_end - at > kBatch);
       if (kBatch > 1 && __all_sync(kWarp, within)) {
 #pragma unroll
@@ -196,7 +196,7 @@ __device__ inline void reduce_segments(const CompressedGraph& graph, const Reduc
         }
         at += n;
       } else {
-        // Steps from row end to row end: the code of a row end exists once, not once per edge of a batch.
+        // Steps from row end to row end: the code of a row end is instantiated once, not once per edge of a batch.
         const int n = static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(last - at)));
         for (int begin = 0; begin < n;) {
           const I left = row_end - at;

@@ -9,7 +9,7 @@
 
 namespace edgeless::cuda {
 
-// `t` is [N, H, D].
+// Converts a tensor [N, H, D].
 inline ReduceRows reduce_segments(const at::Tensor& t) {
   ReduceRows r;
   r.base = static_cast<const char*>(t.data_ptr());

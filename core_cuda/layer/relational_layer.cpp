@@ -1,7 +1,7 @@
 // A relational layer as one autograd node: the sum over relations, to which the rows' own map and the bias are added in
 // place, in one pass. The backward casts the gradient to the dtype of the rows once, and adds the own map's gradient of
-// x to that of the relations. It runs the kernels of its parts on every device; on CUDA relational_layer_cuda.cpp takes
-// the calls that it supports.
+// x to that of the relations. The layer is composed of other ops on every device; on CUDA relational_layer_cuda.cpp
+// computes the calls that fused kernels support.
 #include <algorithm>
 
 #include "../projection/calls.h"
@@ -99,7 +99,7 @@ std::vector<Tensor> layer_backward_of_parts(const Tensor& grad, const Tensor& x,
   const Tensor first_rows = onto_x ? results[0].narrow(0, 0, grad.size(0)) : Tensor();
   const bool with_maps = onto_x && !x.is_cuda();
   if (onto_x && !with_maps) call_project_onto(first_rows, rows, *root, {});
-  const bool with_root = of_bias && as_rows && of_root;  // sums of a rounded gradient would be less exact
+  const bool with_root = of_bias && as_rows && of_root;  // sums of a rounded gradient would be less accurate
   if (of_own || of_root || with_maps) {
     OptTensors grads;
     grads.push_back(rows);
@@ -181,7 +181,7 @@ struct RelationalLayer : Function<RelationalLayer> {
                      saved.graph.max_degrees);
     };
     OptTensor bias;
-    if (at::GradMode::is_enabled() && ctx->saved_data.at("has_bias").toBool()) {  // only added: zeros stand for it
+    if (at::GradMode::is_enabled() && ctx->saved_data.at("has_bias").toBool()) {  // is only added, so zeros will do
       bias = with_history(at::zeros({grads[0].size(1)}, saved[0].options()), 2 + own.has_value() + root.has_value());
     }
     const auto make_plain = [&]() -> Plain {

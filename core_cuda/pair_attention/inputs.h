@@ -48,7 +48,7 @@ struct PairCall {
   OptTensor bias;                    // [M]
   PairWalks walks;
   double negative_slope;
-  at::IntArrayRef max_degrees;  // longest row of edges by destination, edges by pair, sums; may be shorter: unknown
+  at::IntArrayRef max_degrees;  // longest rows of edges by destination, edges by pair, sums; unknown where missing
   PairDropout dropout;
 
   int64_t depth() const { return x.size(1); }
@@ -56,9 +56,9 @@ struct PairCall {
   int64_t max_degree(size_t of) const { return of < max_degrees.size() ? max_degrees[of] : -1; }
 };
 
-// What the forward saves for the backward on the same device. out: the sums without the bias; shift [2, N]: the maximal
-// logit of a row and, of the softmax's sum, the base 2 logarithm on CUDA, the inverse on the CPU. One number for both,
-// a logsumexp, would have the absolute precision of a large logit.
+// The results of the forward that the backward on the same device reads. out: the sums without the bias; shift [2, N]:
+// the maximal logit of a row and, of the softmax's sum, the base 2 logarithm on CUDA, the inverse on the CPU. A
+// logsumexp in place of the two would have the absolute precision of a large logit.
 struct PairResults {
   at::Tensor out, values, vectors, queries, shift;
 };

@@ -22,7 +22,8 @@ Tensor products(const Tensor& rows, const Tensor& vector) {
   return at::mm(rows.reshape({-1, rows.size(-1)}).to(dtype), vector.to(dtype));
 }
 
-// The gradients of products() for the rows, added to `more`, and for the vector. grad: gradient of the products.
+// The gradients of products(): that of the rows, added to `more`, and that of the vector. grad: gradient of the
+// products.
 Tensor gradient_of_rows(const Tensor& grad, const Tensor& vector, const Tensor& more) {
   const Tensor rows = more.reshape({-1, more.size(-1)}).to(grad.scalar_type());
   return at::addmm(rows, grad, vector.t().to(grad.scalar_type())).to(more.scalar_type()).view(more.sizes());
@@ -31,8 +32,8 @@ Tensor gradient_of_vector(const Tensor& grad, const Tensor& rows) {
   return at::mm(rows.reshape({-1, rows.size(-1)}).to(grad.scalar_type()).t(), grad).to(rows.scalar_type());
 }
 
-// CSR by destination and, for a backward, CSC by pair, as attention ops take them. Edge ids are CSR indices or, with
-// dropout, the original ids, which seed the draws.
+// The graph of the attention ops: CSR by destination and, for a backward, CSC by pair. Edge ids are CSR indices or,
+// with dropout, the original ids, which seed the draws.
 struct PairEdges {
   std::vector<Tensor> csr, csc;
   Tensor ids;  // [E] original ids in CSR order; undefined: ids are CSR indices

@@ -4,8 +4,8 @@
 // Forward: vectors = W_r query per relation, values = x_u W_r per pair, queries <x_i, vectors_r> per segment, and one
 // pass over the edges by destination. Backward: statistics per destination, one pass over the edges by pair, which
 // writes ds per edge, and sums of ds per segment. The gradient of x sums the row dv W_r^T of every pair of a node and
-// (sum ds) W_r query of every segment of it. One SpMM does both; the rows W_r query are stored behind those of the
-// pairs.
+// (sum ds) W_r query of every segment of the node. One SpMM computes both sums; the rows W_r query are stored after
+// those of the pairs.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -25,7 +25,7 @@ namespace {
 
 using at::Tensor;
 
-// Contiguous and 16-byte aligned.
+// Returns `t` or a copy, contiguous and 16-byte aligned.
 Tensor whole(const Tensor& t) {
   const Tensor rows = t.contiguous();
   return reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 ? rows : rows.clone();
@@ -139,7 +139,7 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   const int64_t depth = in.depth(), width = in.width();
   const Tensor matrices = weight.contiguous();
   const Tensor vectors = at::mv(matrices.view({-1, width}), query.reshape(-1)).view({walks.types(), depth});
-  // Has space for the relations' rows behind those of the pairs, so that the backward can reuse the memory for both.
+  // Has space for the relations' rows after those of the pairs, so that the backward can reuse the memory for both.
   const Tensor values = at::empty({walks.pairs() + walks.types(), width}, x.options()).narrow(0, 0, walks.pairs());
   relational::multiply({x, walks.pair_nodes()}, matrices.unsqueeze(1), walks.offsets(), {values});
   const Tensor queries = call_sddmm(x.unsqueeze(1), vectors.unsqueeze(1), {walks.types_of_nodes(), {}}).view(-1);
@@ -167,7 +167,7 @@ Tensor with_types(const Tensor& values, int64_t types) {
 }
 
 // kOver: the gradients of values may overwrite the values, because a row is written after all lanes have read it (as in
-// attention_backward_into). The rows of the gradient of x then overwrite these in turn, where shapes allow it.
+// attention_backward_into). The rows of the gradient of x then overwrite these gradients, where shapes allow it.
 template <bool kOver>
 std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResults& of, const Tensor& given_grad,
                                             const PairChoice& needs) {

@@ -29,16 +29,16 @@ struct WalksArgs {
   int64_t edges = 0, pairs = 0, segments = 0, nodes = 0, types = 0;
 
   I* place_of_edge = nullptr;  // [edges] for each edge id, its index in the edges by pair
-  // By node. The number of a segment is its index in this order.
+  // Arrays by node. The number of a segment is its index in this order.
   I* edge_pairs = nullptr;     // [edges] pair of each edge
   I* edge_segments = nullptr;  // [edges] segment number of each edge
   I* begins = nullptr;         // [segments + 1] offsets of the edges of segments
   I* places = nullptr;         // [edges] for each edge, its index in the edges by pair
   I* segment_types = nullptr;  // [segments] relation of each segment
-  // By pair.
+  // Array by pair.
   I* pair_segments = nullptr;  // [edges] segment number of each edge
-  // By relation.
-  I* numbers = nullptr;  // [segments] number of each segment
+  // Array by relation.
+  I* numbers = nullptr;  // [segments] number of each segment (its index by node)
   // The CSR of the sums of each node.
   I* sums_ptr = nullptr;       // [nodes + 1]
   I* columns = nullptr;        // [pairs + segments] a pair, or pairs + relation

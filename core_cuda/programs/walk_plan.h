@@ -8,11 +8,11 @@
 
 namespace edgeless::cuda::programs {
 
-static_assert(sizeof(ReducePlan) == 56);  // shared/programs/cuda_walks.py leaves room for it
+static_assert(sizeof(ReducePlan) == 56);  // shared/programs/cuda_walks.py packs a field of this size
 
-constexpr int kBlocksWithTotals = 8;  // an SM; each block leaves its part of the sums over all edges
+constexpr int kBlocksWithTotals = 8;  // blocks per SM; each block writes its partial sums over all edges
 
-// problem: its sizes; the bytes of vectors and the L2 do not matter, since a walk gathers several tensors.
+// problem: the sizes of the walk. Bytes of vectors and of L2 are not used, since a walk gathers several tensors.
 inline ReducePlan make_walk_plan(ReduceProblem problem, bool has_totals) {
   ReducePlan plan;
   plan.slices = (problem.vectors + 31) / 32;

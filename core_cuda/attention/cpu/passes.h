@@ -5,11 +5,11 @@
 //   P = exp(s - m) / Z   w = P f   out = sum w (v + t)
 //   dP = f <dO, v + t>  (or k * dA for the gradient of returned weights)   Delta = sum P dP = <out, dO>
 //   ds = P (dP - Delta)
-// m and Z are saved separately: the logsumexp m + log Z of large logits would be rounded as coarsely as they are. For
+// m and Z are saved separately: the logsumexp m + log Z of large logits would be rounded as coarsely as the logits. For
 // the same reason every pass must compute an edge's logit to the same bits. Passes only gather, so they need no
-// atomics: the destination pass reads the CSR and writes what belongs to destinations and edges, the source pass reads
-// the CSC and writes what belongs to sources. The segment of a row that parts share leaves its state in the fix-up
-// workspace (`carry`); merge() adds up the states in the order of the parts. Included once per instruction set.
+// atomics: the destination pass reads the CSR and writes the gradients of destinations and edges, the source pass reads
+// the CSC and writes the gradients of sources. The state of a row segment that parts share is stored in the fix-up
+// workspace (`carry`); merge() adds up these states in the order of the parts. Included once per instruction set.
 
 template <class A, template <class, int> class ScoreOf, int NV>
 struct Passes {
@@ -53,8 +53,7 @@ struct Passes {
     Score::grad(a, own, c.key, c.n, c.dp, grad_own, grad_att, term);
   }
 
-  // delta = <out, dO>, by dots() as dP is, so that a row of a single edge has ds = P (dP - Delta) = 0 exactly, as it
-  // should.
+  // delta = <out, dO>, computed by dots() like dP, so that a row of a single edge has ds = P (dP - Delta) = 0 exactly.
   static void delta_of_row(const Args<A>& a, int64_t row, const A* grad, A* out_buffer, A* s, A* delta) {
     const A* out = row_of(a.saved_out, row, a.heads, a.channels, a.padded_channels, out_buffer);
     const A* rows[4] = {out, out, out, out};
@@ -89,7 +88,7 @@ struct Passes {
     const bool term_joins_own = a.edge_dim && !Score::kTermJoinsRows;
     if (!a.grad_out) load_weight_grads(a, c);
     if (term_joins_own) {
-      // The same sums in the same order as in the destination pass, for the reason given at delta_of_row.
+      // Sums in the order of the destination pass, for the reason given at delta_of_row().
       const A *keys[kChunk], *values[kChunk];
       if (a.grad_out) {
         join_own(a, c, own_value, values, c.joined);
@@ -104,8 +103,8 @@ struct Passes {
       }
     }
     softmax_backward_by_src(a, c);
-    // Without a value tensor both gradients belong to the key. With kInverseNorms they are summed apart, since only the
-    // score's goes through the norm.
+    // Without a value tensor both gradients belong to the key. With kInverseNorms they are summed separately, since
+    // only the score's gradient passes through the norm.
     A* values = a.value || Score::kInverseNorms ? state + keys_size(a) : state;
     if (a.grad_out && (a.grad_value || !a.value)) {
       accumulate<A, NV>(c.w, c.value, n, a.heads, a.padded_channels, A(1), values);
@@ -115,7 +114,7 @@ struct Passes {
 
   // Rows -------------------------------------------------------------------------------------------------------------
 
-  // Finishes a complete row. buffer: room for a row of keys; grad_att: the partial sums of the part.
+  // Finishes a complete row. buffer: memory for a row of keys; grad_att: the partial sums of the part.
   static void finish(Pass pass, const Args<A>& a, int64_t row, A* state, A* buffer, A* grad_att) {
     if constexpr (Score::kInverseNorms) {
       if (pass == Pass::by_dst) {

@@ -20,8 +20,8 @@ template <class Fn, class S, class I, int kVecs, class SubWarp, int kMode, class
 __device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I>& shares, Segments& segments,
                                           Shares& att_shares);
 
-// kAgain: repeats the block's range after walk_rows() has failed. It is instantiated in a function of its own, since
-// values that live across the calls in it would take registers from the loop of walk_rows().
+// kAgain: repeats the block's range after walk_rows() has failed. This case is instantiated in a noinline function,
+// since values that live across its calls would take registers from the loop of walk_rows().
 template <class Fn, class S, class I, int kVecs, class SubWarp, int kMode, bool kAgain, class Segments, class Shares>
 __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Segments& segments,
                                             Shares& att_shares, bool& large) {
@@ -38,7 +38,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors, kBytes), value_offsets(place, args.value_vectors, kBytes);
-  // Recomputed for every row where they would be spilled: GATv2's kernels of four edges have no registers left.
+  // Row pointers, recomputed for every row where they would spill: GATv2's kernels of four edges have no registers
+  // left.
   const auto rows_of = [&](const Rows& rows, Offsets<kVecs> offsets) {
     if constexpr (Fn::kAtt && kMakesExact<S> && kVecs == 1 && SubWarp::kBatch == 4) offsets.at[0] = held(offsets.at[0]);
     return RowPointers<kVecs>(rows, place.head, offsets);
@@ -52,10 +53,10 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   const bool has_grad = !has_arrays(kMode) || args.grad_out;
 
   A att[kPer], own[kPer], grad[kPer], acc[kPer];
-  A own_scalar = 0;        // of the row: gat's scalar; gatv2: the lane's part of <att, x>
+  A own_scalar = 0;        // gat: the row's scalar; gatv2: the lane's part of <att, x> of the row
   A acc_scalar = 0;        // gatv2, cosine: sum of ds; gat: the gradient; the lane's part until the row ends
-  A shift = 0, delta = 0;  // of the row: P = 2^(s - shift) with the s computed here; Delta
-  A own_over = 0;          // of the row: see inverse_norms.cuh
+  A shift = 0, delta = 0;  // the row's shift, with P = 2^(s - shift) for the s computed here, and its Delta
+  A own_over = 0;          // 1 / norm of the row (inverse_norms.cuh)
   Raw<S> own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
@@ -89,7 +90,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     }
     fresh = true;
   };
-  // Whole warp; sub-warps whose row is not fresh take part only in the shuffles.
+  // Called by whole warps; sub-warps whose row is not fresh only participate in the shuffles.
   auto take_rows = [&] {
     A dot = 0;
     if (fresh) {
@@ -185,7 +186,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && SubWarp::kBatch <= 4 && SubWarp::kWidth > 4 && kBytes == 16;
   std::conditional_t<kAhead, Ahead<I, SubWarp::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                        args.key_vectors, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.begin(walk);
     Raw<S> key_raw[kRounds][kRows][kVecs], value_raw[kRounds][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);

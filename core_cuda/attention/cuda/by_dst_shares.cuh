@@ -1,5 +1,4 @@
-// What the destination pass (by_dst.cuh) holds in shared memory: partial results of rows, and the gradients of the
-// attention vector.
+// Shared memory of the destination pass (by_dst.cuh): segments of rows, and the gradient of the attention vector.
 #pragma once
 
 #include "inverse_norms.cuh"
@@ -7,8 +6,8 @@
 
 namespace edgeless::cuda {
 
-// Shared memory for the segment of a row that an earlier worker merges. kVector: whether the segment has a vector or
-// only a scalar.
+// Shared memory for the segment of a row that an earlier worker merges. kVector: the segment has a vector and a scalar,
+// else only a scalar.
 template <class A, int kPer, bool kVector = true>
 struct BackwardSegments {
   A acc[kVector ? kPer : 1][kVector ? kBlockThreads : 1];
@@ -34,8 +33,8 @@ struct BackwardSegments {
 };
 
 // The gradient of the attention vector. Every lane accumulates its part in its own entries of shared memory, which
-// leaves registers to the loop. At the end the workers of a block are summed in their order: one partial sum per block
-// and head.
+// saves registers in the loop. store() adds up the parts of a block's workers in their order to one partial sum per
+// block and head.
 template <class A, int kPer>
 struct AttShares {
   A at[kPer][kBlockThreads];
@@ -45,7 +44,7 @@ struct AttShares {
     for (int k = 0; k < kPer; ++k) at[k][threadIdx.x] = 0;
   }
 
-  // own: the negated row; sum: the row's sum of ds times the derivative
+  // own: the negated row; sum: the row's sum of ds over the edges with derivative 1 (Fn::grad); sum_ds: over all edges
   template <class Fn>
   __device__ void add(const A (&own)[kPer], const A (&sum)[kPer], A sum_ds, A coefficient) {
 #pragma unroll

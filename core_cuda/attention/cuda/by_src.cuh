@@ -1,18 +1,18 @@
 // Backward, source pass: gradients of the gathered side, d k_j and d v_j or d x_l,j, over the CSC; gathers only, no
 // atomics.
 //
-// A row is a source. It gathers the rows of dst and grad_out of its destinations, and the lanes that own an edge read
-// the logsumexp and Delta of its destination:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds as in
-// by_dst.cuh. Where the values are the keys, the two gradients are added at the end. See walk.cuh for the division of
-// work.
+// A row is a source. Its sub-warp gathers the rows of dst and grad_out of its destinations, and the lanes that own an
+// edge read the statistics of the edge's destination:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds
+// as in by_dst.cuh. Where the values are the keys, the two gradients are added at the end. See walk.cuh for the
+// division of work.
 #pragma once
 
 #include "by_dst.cuh"
 
 namespace edgeless::cuda {
 
-// Shared memory for segments, as BackwardSegments. Where the values are the keys, a segment has one vector: the sum of
-// both gradients.
+// Shared memory for segments, like BackwardSegments. Where the values are the keys, a segment has one vector, the sum
+// of both gradients.
 template <class A, int kPer, bool kTwoVectors>
 struct SourceSegments {
   A key[kTwoVectors ? kPer : 1][kTwoVectors ? kBlockThreads : 1];
@@ -106,9 +106,9 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   const bool has_grad = !has_arrays(kMode) || args.grad_out;
 
   A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
-  A own_scalar = 0;  // of the row: gat's scalar; gatv2: the lane's part of <att, x>
+  A own_scalar = 0;  // gat: the row's scalar; gatv2: the lane's part of <att, x> of the row
   A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; the lane's part until the row ends
-  A own_over = 0;    // of the row: see inverse_norms.cuh
+  A own_over = 0;    // 1 / norm of the row (inverse_norms.cuh)
   Raw<S> own_raw[kVecs], value_raw[kVecs];
   if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
@@ -198,7 +198,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 
   EdgeWindow<I, SubWarp> window(args.graph, walk, place);
   EdgeOptions<Fn, S, SubWarp, I, false, kMode> options(args, place, walk, window.slot);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.begin(walk);
     Raw<S> key_raw[kRounds][kRows][kVecs], grad_raw[kRounds][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
@@ -332,7 +332,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   } else if constexpr (kMakesExact<S>) {
     bool done = false;
     if (!args.some_large || !*args.some_large) {
-      auto failed = [&] { return marked && !args.some_large; };  // else no row is large, and a NaN is the user's
+      auto failed = [&] { return marked && !args.some_large; };  // with some_large, a NaN here is the user's
       done = walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, failed);
     }
     if (!done) return by_src_again<Fn, S, I, kVecs, SubWarp, kMode>(args, shares, segments, att_shares);
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, SubWarp>(P
   __shared__ BlockShares<I> shares;
   __shared__ SourceSegments<A, kPer, Fn::kOwnValue && !Fn::kScalar> segments;
   __shared__ std::conditional_t<Fn::kAtt, AttShares<A, kPer>, NoShares> att_shares;
-  __shared__ bool marked;  // some row has a destination with large logits, see exact.cuh, or a NaN of the user's
+  __shared__ bool marked;  // some row has a destination with large logits (exact.cuh) or a NaN from the inputs
   walk_by_src<Fn, S, I, kVecs, SubWarp, kMode, false>(args, shares, segments, att_shares, marked);
 }
 

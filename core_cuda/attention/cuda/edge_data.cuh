@@ -1,5 +1,5 @@
-// What a sub-warp knows of the edges of a batch: their indices, read ahead, the statistics of their rows, and the edge
-// options, which the lane that owns an edge computes.
+// The data of a batch's edges: prefetched indices, the softmax statistics of gathered destinations, and edge options,
+// which the lane that owns an edge computes.
 #pragma once
 
 #include "../../common/dropout.h"
@@ -20,8 +20,8 @@ __device__ __forceinline__ int64_t edge_id(const CompressedGraph& graph, I posit
 }
 
 // The current batch: up to kEdges edges of one row in each of kRounds rounds. Indices are prefetched one batch ahead,
-// one by each lane that owns an edge. Entries beyond the batch's end repeat one of its edges, so that no row reads data
-// of another row's edges.
+// one by each lane that owns an edge. Beyond the batch's end, load() repeats one of the batch's edges: a weight of zero
+// would not stop a NaN in a feature row of another row's edges.
 template <class I, class SubWarp>
 struct EdgeWindow {
   static constexpr int kEdges = SubWarp::kEdges, kRounds = SubWarp::kRounds;
@@ -49,7 +49,7 @@ struct EdgeWindow {
 
   __device__ __forceinline__ void begin(const Walk<I>& walk) { count = walk.batch(kEdges * kRounds); }
 
-  // Edges of a round.
+  // Number of edges in a round.
   __device__ __forceinline__ int count_of(int round) const {
     return kRounds == 1 ? count : min(max(count - round * kEdges, 0), kEdges);
   }
@@ -91,8 +91,8 @@ struct EdgeWindow {
   }
 };
 
-// The original id of the edge that a lane owns, prefetched one batch ahead like the indices: dropout draws and per-edge
-// loads do not wait for the id, and so not for rows in flight. Beyond a batch's end it is any id.
+// The original id of the edge that a lane owns, prefetched one batch ahead like the indices, so that dropout draws and
+// per-edge loads wait neither for the id nor for rows in flight. Beyond a batch's end, the id of any edge.
 template <class I>
 struct IdAhead {
   I next = 0;
@@ -108,13 +108,13 @@ struct IdAhead {
   }
 };
 
-// Prefetches the rows of the next batch to L2, which takes no registers: one line of 128 bytes per lane. Profitable
-// where rows of the graph are short and a sub-warp stalls at each; elsewhere other warps hide the latency.
+// Prefetches the rows of the next batch to L2, which needs no registers: one line of 128 bytes per lane. Profitable
+// where rows have few edges and a sub-warp stalls at each row; elsewhere other warps hide the latency.
 template <class I, int kLanes, int kVecs, int kEdges>
 struct Ahead {
   static constexpr int kLines = kLanes * kVecs > 8 ? kLanes * kVecs / 8 : 1;  // per row
   const I* indices;
-  int edge, shift;  // edge of the batch, -1: none; line of its row, in bytes from where the lane itself reads
+  int edge, shift;  // edge: its index in the batch, -1: none; shift: bytes from the lane's own vector to the line
   I index;          // -1: nothing to prefetch
 
   __device__ Ahead(const CompressedGraph& graph, int lane, int vectors, const Walk<I>& walk)
@@ -171,13 +171,13 @@ struct Stat {
   }
 };
 
-// Where a lane reads the statistics of its head.
+// A lane's pointers to the statistics of its head.
 template <class Fn, class S>
 struct StatPointer {
   using A = Arithmetic<S>;
   using Pair = std::conditional_t<sizeof(A) == 8, double2, float2>;
   static constexpr bool kPairs = Stat<Fn, S>::kPairs;
-  const char *first, *second;  // pairs; or shift and Delta
+  const char *first, *second;  // first: pairs; without pairs, first: logsumexp, second: Delta
   uint32_t stride;
 
   __device__ StatPointer(const Args<A>& args, int head)
@@ -234,8 +234,8 @@ struct EdgeArrays {
 // All options of an edge that a lane owns.
 template <class Fn, class A, int kMode>
 struct EdgeFactors : EdgeArrays<Fn, A, kMode> {
-  int64_t at;  // of [E, H] arrays
-  A keep;      // by dropout: 0 or 1 / (1 - p)
+  int64_t at;  // index in [E, H] arrays
+  A keep;      // the dropout factor: 0 or 1 / (1 - p)
 
   __device__ __forceinline__ EdgeFactors(const EdgeArrays<Fn, A, kMode>& arrays, const Args<A>& args, int64_t id,
                                          int head, A keep)
@@ -244,29 +244,30 @@ struct EdgeFactors : EdgeArrays<Fn, A, kMode> {
 
 // The options of the edges of a batch that a lane owns, one edge in each round (kRounds).
 //
-// With one round, ids are prefetched a batch ahead, and what depends on them is loaded or drawn together with the
-// batch's rows.
+// With one round, ids are prefetched a batch ahead, and the loads and draws that depend on ids are issued together with
+// the loads of the batch's rows.
 //
 // With several rounds, ids are loaded with the rows. A Philox draw serves four heads of an edge. So the lanes of
-// neighbouring sub-warps that process the same edges, for two or four heads, draw for one edge each and vote, which
-// leaves a bit for each edge. (Votes that cover later batches as well would need fewer draws yet. But a draw that is
-// not made in every batch waits for its edge's id, and so for all rows in flight.)
+// neighbouring sub-warps that process the same edges, for two or four heads, draw for one edge each and vote, and each
+// lane gets a bit per edge. (Votes that also cover later batches would need even fewer draws. But a draw that is not
+// made in every batch waits for its edge's id, and so for all rows in flight.)
 template <class Fn, class S, class SubWarp, class I, bool kForward, int kMode>
 struct EdgeOptions {
   using A = Arithmetic<S>;
   using Arrays = EdgeArrays<Fn, A, kMode>;
   static constexpr int kRounds = SubWarp::kRounds;
-  // Arrays are read before the draw, except where ptxas would then move a row's load behind it (docs/decisions/0043).
+  // Arrays are read before the draw, except where ptxas would then move a row's load behind the draw
+  // (docs/decisions/0043).
   static constexpr bool kEarlyArrays = kRounds == 1 && (!kForward || !Fn::kOwnValue || (Fn::kScalar && sizeof(S) == 2));
   // With edge terms, ids are prefetched a batch ahead in any case.
   static constexpr int kAhead = has_edge_term(kMode) ? kRounds : 1;
   I ids[kRounds] = {};
   IdAhead<I> ahead[kAhead];
-  // With one round:
+  // Used with one round.
   Arrays arrays;
-  A keep = 1;  // by dropout: 0 or 1 / (1 - p)
-  // With several rounds:
-  int voters = 0;     // lanes that vote together; 0: each draws for its own edges
+  A keep = 1;  // the dropout factor: 0 or 1 / (1 - p)
+  // Used with several rounds.
+  int voters = 0;     // lanes that vote together; 0: each lane draws for its own edges
   I voted = 0;        // id of the edge that this lane votes on
   unsigned kept = 0;  // a bit for each edge of the batch
 
@@ -308,9 +309,9 @@ struct EdgeOptions {
     }
   }
 
-  // Whole warp.
+  // Called by whole warps.
   __device__ __forceinline__ void draw(const Args<A>& args, uint64_t seed, int head, int slot) {
-    if (Fn::kScalar) __syncwarp();  // else ptxas moves the last row's load behind the draw, to its use
+    if (Fn::kScalar) __syncwarp();  // without it, ptxas moves the last row's load behind the draw, to its first use
     if (!draws<kMode>(args)) return;
     if constexpr (kRounds == 1) {
       keep = dropout_factor(args, seed, static_cast<int64_t>(ids[0]), head);

@@ -8,11 +8,11 @@
 
 namespace edgeless::cuda {
 
-// make() is called once the ids of a batch are available, add() in each of its rounds, both by whole warps. add()
-// unpacks the lane's part of the rows `raw` of a round of `count` edges to x and adds the term; ids: of the edges that
-// the lane owns.
+// make() is called once the ids of a batch are available, add() in each of the batch's rounds, both by whole warps.
+// add() unpacks the lane's part of the rows `raw` of a round of `count` edges to x and adds the term. ids: those of the
+// edges that the lane owns.
 //
-// Here a lane computes the term of its own columns, for all rows of a round at once.
+// In TermsByLane, a lane computes the term of its own columns, for all rows of a round at once.
 template <class S, class I, class SubWarp, int kVecs>
 struct TermsByLane {
   using A = Arithmetic<S>;
@@ -56,18 +56,18 @@ struct TermsByLane {
 };
 
 // The sub-warps of a warp compute the terms of all edges of their batches together on the tensor cores (edge_tiles.cuh)
-// and hand them over through shared memory. There an edge's row has the columns of all lanes of the warp that process
+// and exchange them through shared memory, where an edge's row has the columns of all lanes of the warp that process
 // the edge: four of each lane, then the next four of each. So W is read once for sixteen edges, and lanes exchange
-// nothing per feature. The lanes that process an edge are a power of two and at least four (terms_in_tiles()): either a
-// warp has all of them, or all lanes of the warp process the same edges. Not for float32 rows, which need three
+// nothing per feature. The lanes that process an edge are a power of two and at least four (terms_in_tiles()): either
+// they are all in one warp, or all lanes of the warp process the same edges. Not for float32 rows, which need three
 // products in place of one: tiles are not faster for them.
 template <class S, class I, class SubWarp>
 struct TermsInTiles {
   static constexpr int kV = kVec<S>, kBatch = SubWarp::kBatch;
   static constexpr int kSides = 2;   // edge tiles per load of W
-  static constexpr int kChunks = 2;  // of kTileDepth features, in registers at once
+  static constexpr int kChunks = 2;  // chunks of kTileDepth features in registers at once
 
-  // Of a warp: lanes that process one edge, edges, and the pitch of an edge in floats (free of bank conflicts).
+  // Per warp: lanes that process one edge, edges, and the pitch of an edge in floats (free of bank conflicts).
   struct Shape {
     int lanes_log2, lanes, edges, pitch;
     template <class L>
@@ -127,7 +127,7 @@ struct TermsInTiles {
               of_node = args.layout.heads_per_slice << sub_warp_log2;
     const int first_head = blockIdx.y * args.layout.heads_per_slice, heads = args.heads - first_head;
     const float* proj = args.given_proj + first_head * args.dim * dim;
-    const int column = 2 * tile_group();  // of a tile, which has four columns of each of four lanes
+    const int column = 2 * tile_group();  // column in a tile, which has four columns of each of four lanes
     const int first_lane = (threadIdx.x & (of_node - 1) & ~31) + column / 4;
     for (int first = 0; first < dim; first += kChunks * kTileDepth) {
       for (int some = 0; some < shape.edges; some += kSides * kTileEdges) {

@@ -1,13 +1,13 @@
-// Rows with large logits, in the backward. A float32 logsumexp near 4,000 is known to 2e-4, and so would be all weights
-// of its row, which then do not sum to one. Such rows are recomputed in double: logits, the softmax's sum and Delta.
-// The tile loops do next to nothing for it. The destination pass knows a row's logsumexp; where it is large, the pass
-// leaves NaN as the row's statistics, and the NaN shows in the source pass in the sums of every row that gathers them.
-// A block that met such a row processes its range again (walk_again) with the functions below. These are not inlined,
-// so that the loops keep their registers, and slow: one function for all widths and options (docs/decisions/0007).
+// Rows with large logits, in the backward. A float32 logsumexp near 4,000 has an error of 2e-4, and all weights of its
+// row would have this relative error and not sum to one. Such rows are recomputed in double: logits, the softmax's sum
+// and Delta. The tile loops do next to nothing for this. Where a row's logsumexp is large, the destination pass stores
+// NaN as the row's statistics, and the NaN reaches, in the source pass, the sums of every row that gathers them. A
+// block with such a row processes its range again (walk_again) with the functions below. These are not inlined, so that
+// the loops keep their registers, and slow: one function for all widths and options (docs/decisions/0007).
 //
-// Where the gradients of sources overwrite their rows, the source pass cannot process a quota twice. There the
-// destination pass records whether it met such a row (Args::some_large); if it did, the source pass computes all its
-// rows here.
+// Where the gradients of sources overwrite their rows, the source pass cannot process a quota twice. In that case the
+// destination pass records whether it has found such a row (Args::some_large), and if so, the source pass computes all
+// its rows by the functions below.
 #pragma once
 
 #include "edge_data.cuh"
@@ -16,20 +16,20 @@
 
 namespace edgeless::cuda {
 
-// Whether a base-2 logit is large: from 355 on in base e, where a float is known to 1.5e-5.
+// Returns whether a base-2 logit is large: above 355 in base e, where rounding to float has an error of 1.5e-5.
 template <class A>
 __device__ __forceinline__ bool is_large(A logit) {
   return fabs(logit) > 512;
 }
 
-// Whether rows of a storage type are recomputed. float64 is exact enough, and 16-bit logits are known to three digits
-// only.
+// True if rows of a storage type are recomputed. float64 is accurate enough, and 16-bit logits have only three accurate
+// digits.
 template <class S>
 constexpr bool kMakesExact = std::is_same_v<S, float>;
 
 struct SubWarpOfHead {
   int head, lane, width;
-  unsigned mask;  // of the sub-warp in its warp
+  unsigned mask;  // the sub-warp's lanes in its warp
   bool fives;
 
   template <class P>
@@ -37,7 +37,7 @@ struct SubWarpOfHead {
       : head(place.head), lane(place.row_lane()), width(place.row_width()), mask(place.mask()), fives(P::kFives) {}
 };
 
-// A row, and the range of its edges in the sub-warp's quota.
+// A row and the range of its edges in the sub-warp's quota.
 template <class I>
 struct RowOfSubWarp {
   I row, first, last;
@@ -200,10 +200,10 @@ struct ExactWalk : SubWarpOfHead {
   }
 };
 
-// The two functions below compute what the loops would have summed: vectors in keys and values; the scalar is returned.
-// Called by a whole sub-warp.
+// The two functions below compute the sums of the tile loops. They store the vectors to `keys` and `values` and return
+// the scalar. Called by a whole sub-warp.
 
-// Destination pass. Also writes the row's statistics for the source pass.
+// The sums of the destination pass. Also writes the row's statistics for the source pass.
 template <class Fn, bool kEdgeTerm, class I>
 __device__ __noinline__ float exact_by_dst(const Args<float>& args, SubWarpOfHead sub_warp, RowOfSubWarp<I> row,
                                            float* keys) {
@@ -247,7 +247,7 @@ __device__ __noinline__ float exact_by_dst(const Args<float>& args, SubWarpOfHea
   return static_cast<float>(scalar);
 }
 
-// Source pass.
+// The sums of the source pass.
 template <class Fn, class I>
 __device__ __noinline__ float exact_by_src(const Args<float>& args, SubWarpOfHead sub_warp, RowOfSubWarp<I> row,
                                            float* keys, float* values) {

@@ -1,9 +1,9 @@
 // Forward: out_i = sum_j softmax_j(s_ij) v_j, with online softmax.
 //
-// A sub-warp owns a row of one head and processes its edges in batches. All rows of a batch are loaded at once; the
-// number of warps hides their latency, so registers are the scarce resource. Logits are reduced to the lanes that own
-// the edges; one maximum and one rescaling serve the whole batch. Softmax is kept in base 2: the maximum m, the sum l
-// of 2^(s - m) and the sum acc of 2^(s - m) v. See walk.cuh for the division of work, scores.cuh for s.
+// A sub-warp owns a row of one head and processes its edges in batches. All rows of a batch are loaded at once;
+// occupancy hides their latency, so registers are the scarce resource. Logits are reduced to the lanes that own the
+// edges; one maximum and one rescaling serve the whole batch. The softmax is in base 2: the maximum m, the sum l of
+// 2^(s - m) and the sum acc of 2^(s - m) v. See walk.cuh for the division of work, scores.cuh for s.
 #pragma once
 
 #include <limits>
@@ -15,12 +15,12 @@
 
 namespace edgeless::cuda {
 
-// The initial maximum. It is finite, so that logits of -infinity, which masks give, have weight 0 even before there is
-// another logit.
+// The initial maximum. It is finite, so that a logit of -infinity, as masks produce, has weight 0 even before the first
+// finite logit.
 template <class A>
 constexpr A kLowest = -std::numeric_limits<A>::max();
 
-// Shared memory for the segment of a row that an earlier worker merges. kNatural: logits are not in base 2.
+// Shared memory for the segment of a row that an earlier worker merges. kNatural: logits are in base e.
 template <class A, int kPer, bool kNatural = false>
 struct ForwardSegments {
   A acc[kPer][kBlockThreads];
@@ -46,7 +46,7 @@ struct ForwardSegments {
   }
 };
 
-// Writes a row or, where other blocks hold parts of it, its segment. m, l: maximum and sum, as above.
+// Writes a row or, where other blocks hold parts of it, its segment. m, l: see the head of the file.
 template <class S, int kVecs, class A, class I, class P, int kPer>
 __device__ __forceinline__ void emit_forward(const Args<A>& args, const BlockShares<I>& shares, const P& place, I row,
                                              bool lead, bool complete, const A (&acc)[kPer], A m, A l) {
@@ -70,8 +70,8 @@ __device__ __forceinline__ void emit_forward(const Args<A>& args, const BlockSha
   }
 }
 
-// kSettle of walk_rows(): a forward that reads only the query of its row has little to wait for, and is a few percent
-// slower if it settles (docs/decisions/0035).
+// kSettle of walk_rows(). The dot product's forward reads only the query of its row, so it has little to wait for and
+// is a few percent slower if it settles (docs/decisions/0035).
 template <class Fn>
 constexpr bool settles_forward = Fn::kScore != Score::dot;
 
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, SubWarp>(P
   constexpr int kV = kVec<S>, kPer = kVecs * kV, kBytes = sizeof(Raw<S>);
   constexpr int kEdges = SubWarp::kEdges, kRows = SubWarp::kRows, kRounds = SubWarp::kRounds;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue;
-  // gat unpacks its values once: in batches of eight, bfloat16 is faster with the other instructions of unpack_again()
-  // (0054).
+  // gat unpacks its values only once. In batches of eight, bfloat16 is faster with the second conversion of
+  // unpack_again() (0054).
   constexpr bool kOther = Fn::kScalar && kEdges > 4 && std::is_same_v<S, __nv_bfloat16>;
   __shared__ BlockShares<I> shares;
   __shared__ ForwardSegments<A, kPer> segments;
@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, SubWarp>(P
 
   A att[kPer], own[kPer], acc[kPer];
   A m = kLowest<A>, l = 0;         // l: the lane's part until the row ends
-  A own_scalar = 0;                // of the row: gat's scalar; gatv2: the lane's part of <att, x>
-  A own_over = 0, asked_over = 0;  // of this row and of the one in flight: see inverse_norms.cuh
+  A own_scalar = 0;                // gat: the row's scalar; gatv2: the lane's part of <att, x> of the row
+  A own_over = 0, asked_over = 0;  // 1 / norm of the current row and of the row in flight (inverse_norms.cuh)
   Raw<S> own_raw[kVecs];
   if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, SubWarp>(P
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && SubWarp::kBatch <= 4 && SubWarp::kWidth > 4 && kBytes == 16;
   std::conditional_t<kAhead, Ahead<I, SubWarp::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                        args.key_vectors, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.begin(walk);
     Raw<S> key_raw[kRounds][kRows][kVecs], value_raw[kRounds][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   });
 }
 
-// A segment has two vectors per head: `second` begins at element `split`.
+// A segment has up to two vectors per head: those of `second` begin at element `split`.
 template <class S, class I>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_sum_kernel(const __grid_constant__ Args<Arithmetic<S>> args, OutRows first, OutRows second, int split) {

@@ -1,10 +1,10 @@
 // 16-bit rows on the tensor cores: a sub-warp is one or two quads of lanes, and the eight quads of a warp multiply
 // their rows in one instruction.
 //
-// mma.m16n8k16 takes rows of A from the lanes (quad g holds parts of rows g and g + 8) and columns of B from the same
+// mma.m16n8k16 reads rows of A from the lanes (quad g holds parts of rows g and g + 8) and columns of B from the same
 // lanes (quad g holds column g); the depth, here features, runs over the quad's lanes and their registers. A dot
-// product does not depend on the order of its features, as long as both factors agree. So the 16 bytes that a lane has
-// loaded of a row are the four registers of A as they are, with nothing unpacked or moved: words 0 and 2 are in row g,
+// product does not depend on the order of its features, as long as both factors have the same order. So the 16 bytes of
+// a row that a lane has loaded are the four registers of A, with nothing unpacked or moved: words 0 and 2 are in row g,
 // words 1 and 3 in row g + 8. B holds the words of the second factor that match one of these two rows. Products of two
 // 16-bit values are exact, sums are float.
 
@@ -31,17 +31,17 @@ __device__ __forceinline__ void multiply_step(float (&d)[4], uint32_t a0, uint32
   }
 }
 
-// d += the row's words times the columns of all quads. Whole warp.
+// d += the row's words times the columns of all quads. Called by whole warps.
 template <class S>
 __device__ __forceinline__ void multiply(float (&d)[4], const uint4& row, uint32_t b0, uint32_t b1) {
   multiply_step<S>(d, row.x, row.y, row.z, row.w, b0, b1);
 }
 
-// Reorders the words of the own row as B needs them: 0 and 2, then 1 and 3.
+// Reorders the words of the own row for B: 0 and 2, then 1 and 3.
 __device__ __forceinline__ uint4 paired(const uint4& x) { return {x.x, x.z, x.y, x.w}; }
 
-// Returns <row, own row>, with `own` paired. The columns of B are the own rows of the quads, first for the words in
-// rows g, then for those in rows g + 8; the products of quad g are in column g.
+// Returns <row, own row>, with `own` paired. The columns of B are the own rows of the quads: for `upper` the words that
+// match rows g of A, for `lower` those that match rows g + 8. The products of quad g are in column g.
 template <class S, int kSubWarp, int kVecs>
 __device__ __forceinline__ float times_own(const uint4 (&row)[kVecs], const uint4 (&own)[kVecs], int quad) {
   float upper[4] = {}, lower[4] = {};
@@ -212,13 +212,13 @@ struct MmaScore<Gatv2Score, S, kSubWarp, kVecs, kEdges> {
   }
 };
 
-// The current batch of up to kEdges edges of one row, which every lane of a quad knows. Entries beyond its end repeat
-// its first edge.
+// The current batch of up to kEdges edges of one row; every lane of a quad holds all indices. Entries beyond the
+// batch's end repeat its first edge.
 template <class I, int kEdges>
 struct MmaWindow {
   const I* indices;
-  I next[kEdges];   // of the next batch
-  I index[kEdges];  // of the current batch
+  I next[kEdges];   // indices of the next batch
+  I index[kEdges];  // indices of the current batch
   int count;
 
   __device__ MmaWindow(const CompressedGraph& graph, const Walk<I>& walk)
@@ -236,7 +236,7 @@ struct MmaWindow {
     for (int u = 0; u < kEdges; ++u) next[u] = max(next[u], I(0));
   }
 
-  // Moves to the next batch, of 0 edges for a sub-warp that is done, and prefetches the indices of the one after it.
+  // Moves to the next batch, of 0 edges for a sub-warp that is done, and prefetches the indices of the batch after it.
   __device__ __forceinline__ void take(Walk<I>& walk) {
     count = walk.batch(kEdges);
     index[0] = next[0];
@@ -257,14 +257,14 @@ struct MmaWindow {
   }
 };
 
-// A lane's pointers into a [rows, heads, dim] tensor: its vectors are kSubWarp vectors apart. With kWhole, all of them
-// are inside the row; else those beyond its end repeat its last vector (see Offsets).
+// A lane's pointers into a [rows, heads, dim] tensor: the lane's vectors are kSubWarp vectors apart. With kWhole, all
+// of them are inside the row; else vectors beyond the row's end repeat its last vector (see Offsets).
 template <int kSubWarp, int kVecs, bool kWhole>
 struct MmaPointers {
   const char* base;
   uint32_t stride;
-  int inside;  // vectors of the lane inside the row
-  int beyond;  // bytes from the lane's first vector to the row's last, read in place of the others
+  int inside;  // number of the lane's vectors inside the row
+  int beyond;  // bytes from the lane's first vector to the row's last, which is read in place of vectors outside
 
   template <class P>
   __device__ MmaPointers(const Rows& rows, const P& place, int vectors)
@@ -304,8 +304,8 @@ struct MmaPointers {
   }
 };
 
-// Options: lane t of a quad owns edge t % kEdges. mine() selects the value of that edge, all() broadcasts the values of
-// all edges in the quad.
+// Edge options: lane t of a quad owns edge t % kEdges. mine() selects the value of the owned edge, all() broadcasts the
+// values of all edges in the quad.
 template <int kEdges>
 struct MmaShare {
   int edge = threadIdx.x % kEdges;

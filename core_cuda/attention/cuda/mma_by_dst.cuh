@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   MmaScore<Fn, S, kSubWarp, kVecs, kEdges> score;
   score.load(args, place.head);
   uint4 own[kVecs], grad[kVecs];
-  float own_scalar = 0;             // of the row: gatv2's <att, x>
-  float own_over = 0;               // of the row: see inverse_norms.cuh
-  float shift = 0, delta = 0;       // of the row: P = 2^(s - shift), with s from MmaScore; Delta
+  float own_scalar = 0;             // gatv2: <att, x> of the row
+  float own_over = 0;               // 1 / norm of the row (inverse_norms.cuh)
+  float shift = 0, delta = 0;       // the row's shift, with P = 2^(s - shift) for s of MmaScore, and its Delta
   float acc[kPer], acc_scalar = 0;  // gatv2, cosine: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     }
     return sum;
   };
-  auto take_rows = [&] {  // whole warp
+  auto take_rows = [&] {  // called by whole warps
     const float dot = sub_warp_sum(fresh && has_grad && !args.delta_given ? delta_share() : 0.0f, kSubWarp, kFullWarp);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
 
   MmaWindow<I, kEdges> window(args.graph, walk);
   MmaEdge<Fn, I, kEdges, false, kMode> owned(args.graph, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.take(walk);
     const int n = window.count;
     uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];

@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   MmaScore<Fn, S, kSubWarp, kVecs, kEdges> score;
   score.load(args, place.head);
   uint4 own[kVecs], value[kVecs];
-  float own_scalar = 0;                                  // of the row: gatv2's <att, x>
-  float own_over = 0;                                    // of the row: see inverse_norms.cuh
+  float own_scalar = 0;                                  // gatv2: <att, x> of the row
+  float own_over = 0;                                    // 1 / norm of the row (inverse_norms.cuh)
   float key_acc[kPer], value_acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
     fresh = true;
     if (Fn::kAtt && place.lane == 0 && walk.row + kRowsAhead < walk.last_row) own_rows.prefetch(walk.row + kRowsAhead);
   };
-  auto take_rows = [&] {  // whole warp
+  auto take_rows = [&] {  // called by whole warps
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
       if (fresh) own[v] = paired(Fn::kAtt ? negated(own[v]) : own[v]), value[v] = paired(value[v]);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
 
   MmaWindow<I, kEdges> window(args.graph, walk);
   MmaEdge<Fn, I, kEdges, false, kMode> owned(args.graph, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.take(walk);
     const int n = window.count;
     uint4 key_raw[kEdges][kVecs], grad_raw[kEdges][kVecs];

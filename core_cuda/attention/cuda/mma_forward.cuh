@@ -1,6 +1,6 @@
 // Forward for 16-bit rows: forward.cuh with the logits on the tensor cores (mma.cuh).
 //
-// A sub-warp processes a row of one head, four edges at a time. All its lanes know all logits of a batch, so the
+// A sub-warp processes a row of one head, four edges at a time. All its lanes hold all logits of a batch, so the
 // softmax needs no exchange between lanes. Sums are float, as everywhere.
 #pragma once
 
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kBlockThreads,
   MmaScore<Fn, S, kSubWarp, kVecs, kEdges> score;
   score.load(args, place.head);
   uint4 own[kVecs];
-  float own_scalar = 0;  // of the row: gatv2's <att, x>
-  float own_over = 0;    // see inverse_norms.cuh
+  float own_scalar = 0;  // gatv2: <att, x> of the row
+  float own_over = 0;    // 1 / norm of the row (inverse_norms.cuh)
   float acc[kPer], m = -INFINITY, l = 0;
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kBlockThreads,
     fresh = true;
     if (Fn::kAtt && place.lane == 0 && walk.row + kRowsAhead < walk.last_row) own_rows.prefetch(walk.row + kRowsAhead);
   };
-  auto take_rows = [&] {  // whole warp
+  auto take_rows = [&] {  // called by whole warps
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
       if (fresh) own[v] = paired(Fn::kAtt ? negated(own[v]) : own[v]);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kBlockThreads,
 
   MmaWindow<I, kEdges> window(args.graph, walk);
   MmaEdge<Fn, I, kEdges, true, kMode> owned(args.graph, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.take(walk);
     const int n = window.count;
     uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];

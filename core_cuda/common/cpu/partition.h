@@ -1,8 +1,8 @@
 // The merge-path partition: equal work without preprocessing.
 //
 // A row of n edges is n + 1 items, its edges and its end, so that long rows and many empty rows both count. Part p
-// holds the items [p K, (p + 1) K) of the rows laid end to end, whatever rows they belong to: a hub is shared by many
-// parts. K depends on the graph alone, never on the number of threads, so neither do results.
+// holds the items [p K, (p + 1) K) of the concatenated rows, so many parts share a hub. K, and with it every result,
+// depends on the graph alone, never on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -69,7 +69,7 @@ class Walk {
   bool fresh_;
 };
 
-// The first part that holds a segment of `row`; one that ends in `part` has its segments in the parts [first, part].
+// The first part that holds a segment of `row`. A row that ends in `part` has its segments in the parts [first, part].
 inline int64_t first_part_of_row(const Compressed& g, int64_t row, int64_t items_per_part) {
   return (g.row_begin(row) + row) / items_per_part;
 }

@@ -12,13 +12,13 @@ namespace edgeless::cuda {
 
 struct PairArgs : Args<float> {
   const void* key = nullptr;          // [width] of the storage type, 16-byte aligned
-  const void* bias = nullptr;         // the same; null: none
+  const void* bias = nullptr;         // like key; null: no bias
   OutRows sums;                       // the result without the bias; null: not needed
   float* shift = nullptr;             // [2, Nd], see PairResults in ../inputs.h
   const int32_t* drawn_by = nullptr;  // [E] original edge ids in the order of the pass; null: no dropout
 };
 
-constexpr int kRowThreads = 128;  // of a block of the row-wise kernels
+constexpr int kRowThreads = 128;  // threads per block of the row-wise kernels
 
 // A row-wise pass that also computes column sums: each block writes one row of the partial sums `shares`, [blocks,
 // width]. Rows are contiguous and whole vectors.

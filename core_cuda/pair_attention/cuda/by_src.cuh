@@ -13,7 +13,7 @@
 
 namespace edgeless::cuda {
 
-// Shared memory: the partial sum of a row segment that a worker leaves to the earlier one which owns the row.
+// Shared memory for the segment of a row that an earlier worker merges.
 template <int kPer>
 struct PairSegments {
   float at[kPer][kBlockThreads];
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
     fresh = true;
     if (place.lane % 8 == 0 && walk.row + kRowsAhead < walk.last_row) value_rows.prefetch(walk.row + kRowsAhead);
   };
-  // Called by whole warps; sub-warps whose row is not fresh only take part in the shuffles. The dot product is summed
+  // Called by whole warps; sub-warps whose row is not fresh only participate in the shuffles. The dot product is summed
   // in the same order as in the forward.
   auto take_rows = [&] {
     if (fresh) unpack_row<S, 1>(value_raw, place, args.value_vectors, value, [](float x) { return x; });

@@ -34,7 +34,7 @@ inline Plan pair_plan(const Problem& problem, const Device& device) {
   return plan;
 }
 
-// One pass with the merge of its hubs, for 32-bit indices and no doubles.
+// Runs one pass and the merge of its hubs, for 32-bit indices and rows that are not float64.
 void run_pair_pass(const Problem& problem, const Plan& plan, const PairArgs& args, const jit::Queue& queue);
 
 // a: gradients, b: results. stats = (shift[0], shift[1], <a, b>, 0); shares: partial column sums of a.

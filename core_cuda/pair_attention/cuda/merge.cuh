@@ -1,5 +1,5 @@
-// Kernels that merge the partial results of hubs, rows that several blocks share (common/partition.cuh), in the order
-// of the row's edges, after a pass over pairs. Storage: float, half, bfloat16; sums in float.
+// Kernels that merge the segments of hubs, rows that several blocks share (common/partition.cuh), in the order of the
+// row's edges, after a pass over pairs. Storage: float, half, bfloat16; sums in float.
 #pragma once
 
 #include "../../common/merge.cuh"
@@ -7,7 +7,7 @@
 
 namespace edgeless::cuda {
 
-// The partial result of a hub's row segment number `segment` in the fix-up workspace.
+// Segment `segment` of a hub in the fix-up workspace.
 __device__ inline const float* segment_at(const PairArgs& args, const Hub& hub, int64_t segment) {
   const int64_t slots = number_of_slots(args.graph.num_edges, args.part.segment);
   return args.carry + (segment == 0 ? hub.slot : slots + hub.slot + segment - 1) * args.carry_size;

@@ -1,5 +1,5 @@
-// The row-wise kernels around the passes over pairs. A sub-warp holds a row, one vector of 16 bytes per lane. A block
-// processes consecutive rows and writes one partial sum per column, in an order that depends on sizes alone.
+// The row-wise kernels before and after the passes over pairs. A sub-warp holds a row, one vector of 16 bytes per lane.
+// A block processes consecutive rows and writes one partial sum per column, in an order that depends on sizes alone.
 #pragma once
 
 #include "../../common/vec.cuh"
@@ -10,12 +10,12 @@ namespace edgeless::cuda {
 
 constexpr int kRowsAtOnce = 4;
 
-// The lane's place in its sub-warp and block, and the block's rows [begin, end).
+// A lane's index in its sub-warp, the sub-warp's index in the block, and the block's rows [begin, end).
 template <int kWidth>
 struct Lane {
   static constexpr int kSubWarps = kRowThreads / kWidth;
   int lane = threadIdx.x % kWidth, sub_warp = threadIdx.x / kWidth;
-  bool inside;  // whether the row has a vector for this lane
+  bool inside;  // the row has a vector for this lane
   int64_t begin, end;
 
   __device__ explicit Lane(const RowSumsArgs& args)
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_row(const RowSumsArgs& args, const Lane<kWi
   unpack(there ? __ldg(static_cast<const uint4*>(args.row) + place.lane) : uint4{0, 0, 0, 0}, row, S{});
 }
 
-// Adds the sums of the sub-warps in their order and writes the block's partial sums.
+// Adds up the sums of a block's sub-warps in order and writes the block's partial sums.
 template <int kWidth, int kV>
 __device__ void store_share(const RowSumsArgs& args, const Lane<kWidth>& place, const float (&sum)[kV]) {
   __shared__ float all[kV][kRowThreads];
