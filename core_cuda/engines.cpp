@@ -61,7 +61,7 @@ void define_engines(py::module_& m) {
       Released());
   m.def("cusparse_waits",
         [](int engine, int64_t element_size) { return cusparse_waits(static_cast<Engine>(engine), element_size); });
-  m.def("waves_pay", &cuda::waves_pay, py::arg("bytes"));
+  m.def("one_buffer_pays", &cuda::one_buffer_pays, py::arg("bytes"));
   m.def("reuse_that_pays", &cuda::reuse_that_pays, py::arg("head_dim"), py::arg("gathered_bytes"), py::arg("rows"),
         py::arg("edges"));
   m.def(

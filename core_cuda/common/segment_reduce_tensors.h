@@ -10,7 +10,7 @@
 namespace edgeless::cuda {
 
 // Converts a tensor [N, H, D].
-inline ReduceRows reduce_segments(const at::Tensor& t) {
+inline ReduceRows reduce_rows(const at::Tensor& t) {
   ReduceRows r;
   r.base = static_cast<const char*>(t.data_ptr());
   r.row = t.size(0) > 1 ? static_cast<uint32_t>(t.stride(0) * t.element_size()) : 0;

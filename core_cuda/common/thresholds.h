@@ -318,7 +318,7 @@ constexpr bool short_gradients_pay(int64_t in, int64_t out) {
 // True if attention over unique (node, relation) rows without gradients computes keys and values one after the other in
 // the same memory. This saves half of `bytes`, the bytes of keys and values together, but needs two more launches and a
 // second tile loop over the edges (0062).
-constexpr bool waves_pay(int64_t bytes) { return bytes >= int64_t(256) << 20; }
+constexpr bool one_buffer_pays(int64_t bytes) { return bytes >= int64_t(256) << 20; }
 
 // Blocks ------------------------------------------------------------------------------------------------------------
 

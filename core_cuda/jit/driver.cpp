@@ -102,16 +102,16 @@ void Driver::check(int result, const char* what, const char* name) const {
 
 int Driver::current_device() const {
   void* context = nullptr;
-  check(ctx_get_current_(&context), "to prefetch for the current CUDA context");
+  check(ctx_get_current_(&context), "to ask for the current CUDA context");
   if (context == nullptr) return 0;
   int device = 0;
-  check(ctx_get_device_(&device), "to prefetch for the current CUDA device");
+  check(ctx_get_device_(&device), "to ask for the current CUDA device");
   return device;
 }
 
 void Driver::enter(int device) const {
   void* context = nullptr;
-  check(ctx_get_current_(&context), "to prefetch for the current CUDA context");
+  check(ctx_get_current_(&context), "to ask for the current CUDA context");
   if (context != nullptr) return;
   check(primary_ctx_retain_(&context, device), "to get the CUDA context of a device");
   check(ctx_set_current_(context), "to set the current CUDA context");
@@ -119,14 +119,13 @@ void Driver::enter(int device) const {
 
 int Driver::attribute(Attribute attribute, int device) const {
   int value = 0;
-  check(device_get_attribute_(&value, static_cast<int>(attribute), device),
-        "to prefetch for an attribute of a CUDA device");
+  check(device_get_attribute_(&value, static_cast<int>(attribute), device), "to ask for an attribute of a CUDA device");
   return value;
 }
 
 bool Driver::is_capturing(Stream stream) const {
   int status = 0;
-  check(stream_is_capturing_(stream, &status), "to prefetch whether a stream is captured");
+  check(stream_is_capturing_(stream, &status), "to ask whether a stream is captured");
   return status != 0;
 }
 
@@ -162,7 +161,7 @@ void Driver::allow_shared_bytes(Function function, int bytes) const {
 int Driver::resident_blocks(Function function, int block, int64_t shared_bytes) const {
   int blocks = 0;
   check(occupancy_(&blocks, function, block, static_cast<size_t>(shared_bytes)),
-        "to prefetch for the occupancy of a kernel");
+        "to ask for the occupancy of a kernel");
   return blocks;
 }
 

@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   args.whole = width % numbers == 0;
   args.is_max = reduce == "max", args.zero_shares = ties == "scatter";
   args.fill = fill;
-  args.x = reduce_segments(packed);
+  args.x = reduce_rows(packed);
   args.out = out.data_ptr(), args.arg = arg.data_ptr(), args.tied = tied.data_ptr<uint8_t>();
   ReduceProblem problem =
       reduce_problem(args.graph, packed, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
@@ -122,7 +122,7 @@ void gather_gradient(const Backward& b, const Tensor& grad_x) {
   if (b.positions) args.graph.edge_ids = nullptr;  // positions are in CSC order, not by edge id
   args.width = static_cast<int>(b.width);
   args.vectors = static_cast<int>(b.width * grad.element_size() / 16);
-  args.grad = reduce_segments(grad), args.x = reduce_segments(x), args.out = reduce_segments(out);
+  args.grad = reduce_rows(grad), args.x = reduce_rows(x), args.out = reduce_rows(out);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
   args.positions = positions.const_data_ptr<int32_t>();
   args.grad_x = grad_x.data_ptr();
@@ -154,7 +154,7 @@ Sent what_is_sent(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   args.grad = b.grad_out.data_ptr(), args.grad_row = b.grad_out.stride(0), args.grad_column = b.grad_out.stride(1);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
   args.shares = b.shares, args.zero_shares = zero_shares, args.tied = flags.data_ptr<uint8_t>();
-  args.x = reduce_segments(packed), args.out = values.data_ptr(), args.grad_x = grad_x.data_ptr();
+  args.x = reduce_rows(packed), args.out = values.data_ptr(), args.grad_x = grad_x.data_ptr();
   args.headroom = bits_for(b.rows);
   const at::ScalarType bits = b.storage == Storage::f64 ? at::kLong : at::kInt;
   sent.largest = at::empty({b.width + 2}, b.x.options().dtype(bits));

@@ -67,7 +67,7 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     const int64_t heads = rows.size(1);
     args.head_vectors = static_cast<int>(rows.size(2) * rows.element_size() / bytes);
     args.vectors = static_cast<int>(heads * args.head_vectors);
-    args.x = reduce_segments(rows);
+    args.x = reduce_rows(rows);
     if (weight) {
       args.weight = weight->data_ptr<A>();
       args.weight_edge = weight->stride(0), args.weight_head = weight->stride(1);
@@ -156,7 +156,7 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
     Scales<A> scales;
     args.graph = compressed_graph(csr);
     args.heads = static_cast<int>(src.size(1));
-    args.own = reduce_segments(own), args.x = reduce_segments(columns);
+    args.own = reduce_rows(own), args.x = reduce_rows(columns);
     scales.set(args, dst_scale, src_scale);
     args.products = products.data_ptr<A>();
     args.vectors = static_cast<int>(columns.size(2) * columns.element_size() / 16);

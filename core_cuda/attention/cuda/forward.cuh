@@ -102,9 +102,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, SubWarp>(P
   const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
 
   A att[kPer], own[kPer], acc[kPer];
-  A m = kLowest<A>, l = 0;         // l: the lane's part until the row ends
-  A own_scalar = 0;                // gat: the row's scalar; gatv2: the lane's part of <att, x> of the row
-  A own_over = 0, asked_over = 0;  // 1 / norm of the current row and of the row in flight (inverse_norms.cuh)
+  A m = kLowest<A>, l = 0;              // l: the lane's part until the row ends
+  A own_scalar = 0;                     // gat: the row's scalar; gatv2: the lane's part of <att, x> of the row
+  A own_over = 0, prefetched_over = 0;  // 1 / norm of the current row and of the row in flight (inverse_norms.cuh)
   Raw<S> own_raw[kVecs];
   if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
@@ -114,19 +114,19 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, SubWarp>(P
   }
 
   // The destination's row is loaded one row ahead.
-  I asked_row = walk.row;
+  I prefetched_row = walk.row;
   auto prefetch_row = [&](I row) {
-    asked_row = row;
+    prefetched_row = row;
     if constexpr (kKeys) {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once<Raw<S>>(own_rows.row(v, row));
-      asked_over = norms.own(row);
+      prefetched_over = norms.own(row);
     }
   };
   bool fresh = false;  // the destination's row was prefetched and is not unpacked yet
   auto begin_row = [&] {
     if constexpr (kKeys) {
-      if (asked_row != walk.row) prefetch_row(walk.row);
+      if (prefetched_row != walk.row) prefetch_row(walk.row);
     } else if (args.dst) {
       own_scalar = load_scalar<A>(args.dst, walk.row, place.head);
     }
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, SubWarp>(P
   auto take_row = [&] {
     if constexpr (kKeys) {
       unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
-      own_over = asked_over;
+      own_over = prefetched_over;
       if (walk.row < walk.last_row && walk.row + 1 < args.graph.num_rows) prefetch_row(walk.row + 1);
     }
     if constexpr (Fn::kAtt) {

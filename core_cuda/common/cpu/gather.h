@@ -10,9 +10,9 @@ class Arena {
  public:
   explicit Arena(A* memory) : next_(memory) {}
   A* take(int64_t n) {
-    A* segment = next_;
+    A* taken = next_;
     next_ += round_up(n, 64 / sizeof(A));
-    return segment;
+    return taken;
   }
 
  private:
