@@ -18,7 +18,7 @@ MOST_REGISTERS = 512  # for one value
 MOST_KEPT = 24  # values of parameters that a thread keeps; more of them are read from shared memory for every edge
 SHARED_BYTES = 24 << 10  # for the parameters that a block copies to shared memory
 BLOCK_BYTES = 47 << 10  # for these and the partial results of the block's threads
-PIECE_BYTES = 352  # limit of a thread's partial result; a block keeps those of its 128 threads in shared memory
+SEGMENT_BYTES = 352  # limit of a thread's partial result; a block keeps those of its 128 threads in shared memory
 
 _STORED = {
     torch.float32: "float", torch.float64: "double", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16",

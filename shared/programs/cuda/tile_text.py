@@ -54,7 +54,7 @@ class TileText(FunctorLines):
     @property
     def inside(self) -> str:
         """The text of the condition that a lane has elements of the row."""
-        return "" if self.tiles.team == self.writer.lanes else "if (inside) "
+        return "" if self.tiles.sub_warp == self.writer.lanes else "if (inside) "
 
     def place(self, rows: Rows) -> None:
         self.constants.append(f"{rows.name} = {self.floats}")
@@ -62,7 +62,7 @@ class TileText(FunctorLines):
 
     def opening(self) -> None:
         """Writes the products of features, before the first batch of a tile."""
-        team = self.tiles.team
+        sub_warp = self.tiles.sub_warp
         lines, loads = [], []
         for each in self.tiles.features:
             kind = stored_type(each.operand.dtype)
@@ -90,9 +90,9 @@ class TileText(FunctorLines):
             *loads,
             "__syncwarp();",
         ]
-        self.members += [f"TileOfWarp<{team}> tile;", "float* tile_rows; int place_ = 0;"]
+        self.members += [f"TileOfWarp<{sub_warp}> tile;", "float* tile_rows; int place_ = 0;"]
         self.choose = [
-            f"if (b % {team // 2} == 0) {{",
+            f"if (b % {sub_warp // 2} == 0) {{",
             *(f"  {line}" for line in lines),
             "}",
             "place_ = tile.place(b);",
@@ -101,7 +101,7 @@ class TileText(FunctorLines):
 
     def closing(self, output: Callable) -> None:
         """Writes the products of values that lanes have computed, after the last batch of a tile."""
-        tiles, half = self.tiles, self.tiles.team // 2
+        tiles, half = self.tiles, self.tiles.sub_warp // 2
         lines = ["tile.count += count;", f"if ((b + kBatch) % {half} != 0 && !last) return;"]
         lines.append(f"if (!__all_sync(kFullWarp, tile.count == {half})) {{")
         for key, (rows, names, _) in tiles.staged.items():

@@ -159,14 +159,14 @@ class Tiles:
         self.staged: dict[int, tuple[Rows, list[str], Item]] = {}  # id() of an item -> its rows and registers
 
     @property
-    def team(self) -> int:
+    def sub_warp(self) -> int:
         """The lanes of a sub-warp."""
         return max(4, 1 << (self.writer.lanes - 1).bit_length())
 
     @property
     def most_edges(self) -> int:
         """The most edges in flight of a sub-warp: those of a tile, if the pass has tiles."""
-        return self.team // 2 if self.used else 4
+        return self.sub_warp // 2 if self.used else 4
 
     @property
     def used(self) -> bool:

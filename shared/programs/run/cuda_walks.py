@@ -28,13 +28,13 @@ from ..lowering.items import Folded, Item, NotLowered, Operand, RowRead
 from ..lowering.lower import Lowered, lower
 from ..scheduling.schedule import Walk
 
-THREADS, SLOTS_OF_BLOCK = 128, 4  # as in core_cuda/common/fold.h and partition.h
+THREADS, SLOTS_OF_BLOCK = 128, 4  # as in core_cuda/common/segment_reduce.h and partition.h
 MOST_REGISTERS = 220  # estimated per thread; above it, two passes take less time than one
 # Most sums over all edges in a pass that computes something else: with more, too few blocks fit on an SM to hide the
 # latency of gathers.
 MOST_JOINT_SUMS = 512
 _SPACE = "edgeless::cuda::programs::"
-_PLAN_BYTES = 56  # the size of a FoldPlan, which the core packs
+_PLAN_BYTES = 56  # the size of a ReducePlan, which the core packs
 _BEFORE_POINTERS = f"QQQqq {_PLAN_BYTES}s qQ 3q"  # WalkArgs of core_cuda/programs/walk.cuh
 
 
@@ -50,7 +50,7 @@ class Pass:
         self.kernels = {
             wide: (
                 f"{_SPACE}walk_kernel<{own}Walk<{index}>, {index}, {own}Args, {self.text.blocks}>",
-                f"edgeless::cuda::merge_fold_kernel<{own}Walk<{index}>, {index}, {own}Args>",
+                f"edgeless::cuda::merge_reduced_kernel<{own}Walk<{index}>, {index}, {own}Args>",
             )
             for wide, index in ((False, "int32_t"), (True, "int64_t"))
         }
