@@ -279,7 +279,7 @@ def test_the_kernel_that_merges_is_loaded_before_a_row_needs_it(monkeypatch):
 
         monkeypatch.setattr(cuda_walks, "_launch", note)
         first, second = ours(x, ends), ours(x, ends)
-    assert [name for name, blocks in launched] == ["walk_", "merge_fold_", "walk_"] and torch.equal(first, second)
+    assert [name for name, blocks in launched] == ["walk_", "merge_reduced_", "walk_"] and torch.equal(first, second)
     assert [blocks > 0 for _, blocks in launched] == [True, False, True]
 
 
