@@ -178,7 +178,7 @@ def choose_order(
     one_pass: bool = True,
     fused: bool = False,
 ) -> str:
-    """Whether to sum before multiplying, ``"aggregate"``, or to multiply before summing, ``"transform"``.
+    """Returns whether to sum before multiplying, ``"aggregate"``, or to multiply before summing, ``"transform"``.
 
     The cost is the number of values read and written, plus a sixteenth per multiply-add. A pair is a unique (node,
     type). Aggregating, an edge gathers ``in_width`` values, and the product of a destination's pair is added to a row
@@ -207,8 +207,8 @@ _MANY_EDGES = 1 << 18
 
 
 def fuses(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> bool:
-    """Whether the order ``"aggregate"`` runs fused, so that each sum is multiplied while it is in shared memory: on
-    CUDA, for whole matrices. The op decides by the same rule (``core_cuda/relational/plan.h``).
+    """Returns whether the order ``"aggregate"`` runs fused, so that each sum is multiplied while it is in shared
+    memory: on CUDA, for whole matrices. The op decides by the same rule (``core_cuda/relational/plan.h``).
     """
     return weight.dim() == 3 and fuses_widths(graph, widths(weight), rows)
 
@@ -235,7 +235,7 @@ def whole_matrices(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> Tens
 
 
 def transforms(graph: TypedGraph, weight: Tensor, fused: bool = False) -> bool:
-    """Whether rows are multiplied before they are summed, by :func:`choose_order`; kept with the graph."""
+    """Returns whether rows are multiplied before they are summed, by :func:`choose_order`; kept with the graph."""
     if compiling():
         return False
     in_width, out_width = widths(weight)
@@ -258,7 +258,7 @@ def transforms(graph: TypedGraph, weight: Tensor, fused: bool = False) -> bool:
     return graph.format(("transforms", in_width, out_width, fused), choose)
 
 
-def pieces_of(
+def segments_of(
     graph: TypedGraph, fused: bool, reduce: str, edge_weight: Optional[Tensor], needs_src: bool, rows: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor], Optional[Tensor]]:
     """The ops' arguments by_dst, by_src (empty where no gradient needs it) and edge_weight. A ``fused`` mean without
@@ -368,7 +368,7 @@ def relational_sum(
         products = relational_sum(pairs, x, weight, out_dtype=rows, order="aggregate")
         return spmm(edges, products, edge_weights(graph, edge_weight, reduce, rows), out_dtype=out_dtype)
     needs_src = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    by_dst, by_src, edge_weight = pieces_of(graph, fused, reduce, edge_weight, needs_src, rows)
+    by_dst, by_src, edge_weight = segments_of(graph, fused, reduce, edge_weight, needs_src, rows)
     out = torch.ops.edgeless.relational_sum(
         cast(x, rows),
         weight if weight.dtype == parameters else cast(weight, rows),

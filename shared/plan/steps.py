@@ -1,8 +1,9 @@
 """The plan of a call and its cost: engine, kernel, tile, feature tiles, bytes, time at the roofline.
 
-The core decides (``core_cuda/attention/cuda/plan.h``, ``core_cuda/common/fold.h``, ``core_cuda/reduction/cuda/plan.h``,
-``core_cuda/relational/plan.h``), by pure functions of sizes; this module calls them and counts bytes. It needs no GPU:
-a :class:`Device` describes the device, the present one or a named one.
+The core decides (``core_cuda/attention/cuda/plan.h``, ``core_cuda/common/segment_reduce.h``,
+``core_cuda/reduction/cuda/plan.h``, ``core_cuda/relational/plan.h``), by pure functions of sizes; this
+module calls them and counts bytes. It needs no GPU: a :class:`Device` describes the device, the present one or a named
+one.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class Step:
     Attributes:
         op: "attention (gatv2)", "spmm", ...
         step: "forward", "by destination", "by source", "gradient", ...
-        engine: "rowsplit" for edge-balanced CSR kernels; "pieces" for kernels over segments of one type and row;
+        engine: "rowsplit" for edge-balanced CSR kernels; "segments" for kernels over segments of one type and row;
             "product" for matrix products; "cusparse" and others, see :mod:`edgeless.choices.engines`.
         kernel: the kernel and its tile.
         slices: number of feature or head tiles, processed one after the other so that the rows of each may fit the L2.
         bytes: bytes read and written if every edge reads its neighbour's row once.
-        seconds: those bytes at the device's roofline, None where it is not known.
+        seconds: the time of these bytes at the device's roofline, None where it is not known.
         refused: the unsupported reason of another engine that :func:`edgeless.engine` or a measurement chose.
-        origin: what chose the engine, if anything did: :func:`edgeless.engine`, a measurement and its date, or
+        origin: the choice of the engine, if there was one: :func:`edgeless.engine`, a measurement and its date, or
             statistics of the graph.
         header: the file of ``core_cuda`` that has the kernel, where the plan names one.
         expression: the kernel's C++ name with its template arguments.
@@ -145,8 +146,8 @@ def attention_steps(
         dropout: whether attention has dropout.
         arrays: whether there are edge features or weights, or returned attention.
         edge_dim: columns of the edge features in gatv2's score, 0 for none.
-        edge_arrays: by pass, how many per-edge arrays a kernel reads: edge weights, terms of the logits or the values,
-            features in gatv2's score, gradients of returned weights.
+        edge_arrays: by pass, the number of per-edge arrays that a kernel reads: edge weights, terms of the logits or
+            the values, features in gatv2's score, gradients of returned weights.
         num_gathered: rows read by destination and by source, for an engine that does not read one per edge.
     Raises:
         ValueError: the kernels do not support the score, pass or dtype.
@@ -204,19 +205,19 @@ def _vector_bytes(row_bytes: int, size: int) -> int:
 
 
 def _fold(
-    device: Device, row_bytes: int, rows: int, edges: int, gathered: int, max_degree: int, piece: int, result: int,
-    narrow_teams: bool, number_bytes: int = 0, weighed: bool = False, wide_index: bool = False,
+    device: Device, row_bytes: int, rows: int, edges: int, gathered: int, max_degree: int, segment: int, result: int,
+    narrow_sub_warps: bool, number_bytes: int = 0, weighed: bool = False, wide_index: bool = False,
     vector_bytes: int = 16,
 ):  # fmt: skip
-    """(description, plan) of a segment reduction over rows of ``row_bytes``. ``piece``: bytes of a partial result;
+    """(description, plan) of a segment reduction over rows of ``row_bytes``. ``segment``: bytes of a partial result;
     ``result``: bytes of all results; ``number_bytes``: bytes of an element, given for sums.
     """
     if not device.multiprocessors:
         return _C.cpu_capability(), {"slices": 1}
-    plan = _C.fold_plan(
+    plan = _C.reduce_plan(
         vectors=-(-row_bytes // vector_bytes), vector_bytes=vector_bytes, num_rows=rows, num_edges=edges,
-        num_gathered=gathered, max_degree=max_degree, carry_bytes=piece, carry_budget=max(1 << 20, result // 8),
-        narrow_teams=narrow_teams, number_bytes=number_bytes, weighed=weighed, wide_index=wide_index,
+        num_gathered=gathered, max_degree=max_degree, carry_bytes=segment, carry_budget=max(1 << 20, result // 8),
+        narrow_sub_warps=narrow_sub_warps, number_bytes=number_bytes, weighed=weighed, wide_index=wide_index,
         multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
     )  # fmt: skip
     merges = ", merges hubs" * plan["merges"]
@@ -244,12 +245,12 @@ def spmm_step(
 
     Args:
         weight_bytes: bytes read per edge beside its row and index.
-        scaled_only: these bytes are scales of the sources, and there are no weights of edges.
+        scaled_only: whether these bytes are scales of the sources, and there are no edge weights.
         by_head: heads have weights of their own.
-        num_rows: rows read, where an engine does not read one per edge.
+        num_rows: the number of rows read, for an engine that does not read one per edge.
     """
     row = width * dtype.itemsize
-    piece = width * opmath_dtype(dtype).itemsize
+    segment = width * opmath_dtype(dtype).itemsize
     fold: dict = {"slices": 1}
     vector_bytes = _vector_bytes(row, dtype.itemsize)
     if engine.kernel is not None:
@@ -259,7 +260,7 @@ def spmm_step(
             num_edges=num_edges, num_rows=num_dst, halves=dtype.itemsize == 2, weighted=weight_bytes > 0
         )
         kernel, fold = _fold(
-            device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row, narrow,
+            device, row, num_dst, num_edges, num_src, max_degree, segment, num_dst * row, narrow,
             dtype.itemsize, weight_bytes > 0, index_bytes == 8, vector_bytes,
         )  # fmt: skip
     name: dict = {}
@@ -358,8 +359,8 @@ def most_fused_width(device: torch.device, dtype: torch.dtype, wide_index: bool 
 
 
 def takes_widths(most: int, dtype: torch.dtype, in_and_out: tuple[int, int]) -> bool:
-    """Whether the fused kernels support these widths: at most ``most`` (:func:`most_fused_width`) and whole vectors of
-    16 bytes. Widths may be symbolic sizes of a torch.compile program.
+    """Returns whether the fused kernels support these widths: at most ``most`` (:func:`most_fused_width`) and whole
+    vectors of 16 bytes. Widths may be symbolic sizes of a torch.compile program.
     """
     return all(0 < width <= most and width * dtype.itemsize % 16 == 0 for width in in_and_out)
 

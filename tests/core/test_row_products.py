@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from edgeless.programs import row_products
+from edgeless.programs.run import row_products
 
 ROWS = 300
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 _PLANS = "core/test_plan*.py core/test_engines.py shared/test_plan_command.py core/test_longest_cuda.py"
 _CACHE = "shared/test_cache*.py shared/test_leak.py"
 _SUMS = "core/test_spmm.py core/test_sum_layer.py core/test_graph_rows.py core/test_typed_rows.py core/test_wsb.py"
-_RELATIONS = "core/test_relational_*.py core/test_typed_*.py core/test_pair_*.py core/test_piece_tiles.py"
+_RELATIONS = "core/test_relational_*.py core/test_typed_*.py core/test_pair_*.py core/test_segment_tiles.py"
 _ATTENTION = "core/test_attention*.py core/test_cosine_attention.py core/test_edge_features.py core/test_logits.py"
 _PARTS = "shared/test_parts.py shared/test_carriers.py shared/test_cache_distributed.py"
 _EVERY_PYG = "pyg/test_pyg_random*.py pyg/test_pyg_parity.py pyg/test_pyg_inputs.py pyg/test_pyg_fallback.py"
@@ -18,19 +18,18 @@ _EVERY_DGL = "dgl/test_dgl_random*.py dgl/test_dgl_parity.py dgl/test_dgl_layer.
 
 # Pattern of the source's path -> patterns of tests.
 WATCHERS = [
-    ("shared/programs/in_place.py", "pyg/test_generated_edge_updates.py dgl/test_dgl_generated*.py"),
+    ("shared/programs/front/in_place.py", "pyg/test_generated_edge_updates.py dgl/test_dgl_generated*.py"),
     (
         "shared/programs/*.py",
         "pyg/test_generated_*.py core/test_message_passing.py core/test_program*.py core/test_compiled_walks.py "
         "core/test_attention_programs.py",
     ),
     ("shared/functional/message_passing.py", "core/test_message_passing.py core/test_program_keys.py"),
-    ("pyg_plugin/generated.py", "pyg/test_generated_*.py"),
-    ("pyg_plugin/messages.py", "pyg/test_generated_*.py"),
-    ("pyg_plugin/edge_values.py", "pyg/test_generated_edge_updates.py"),
-    ("pyg_plugin/plain_edges.py", "pyg/test_generated_layers.py pyg/test_generated_edge_updates.py"),
-    ("pyg_plugin/forwards.py", "pyg/test_generated_forwards.py pyg/test_generated_layers.py"),
-    ("pyg_plugin/recalled.py", "pyg/test_generated_recalled.py pyg/test_generated_keys.py"),
+    ("pyg_plugin/generated/edge_values.py", "pyg/test_generated_edge_updates.py"),
+    ("pyg_plugin/generated/plain_edges.py", "pyg/test_generated_layers.py pyg/test_generated_edge_updates.py"),
+    ("pyg_plugin/generated/forwards.py", "pyg/test_generated_forwards.py pyg/test_generated_layers.py"),
+    ("pyg_plugin/generated/recalled.py", "pyg/test_generated_recalled.py pyg/test_generated_keys.py"),
+    ("pyg_plugin/generated/*.py", "pyg/test_generated_*.py"),
     ("shared/plan/*.py", f"{_PLANS} core/test_relational_plan.py"),
     (
         "shared/functional/map_order.py",
@@ -109,12 +108,8 @@ WATCHERS = [
         "pyg_plugin/*",
         f"{_EVERY_PYG} pyg/test_pyg_sums*.py pyg/test_pyg_errors.py pyg/test_pyg_ids.py pyg/test_pyg_refusals.py",
     ),
-    ("dgl_plugin/mailbox.py", "dgl/test_dgl_generated*.py"),
-    ("dgl_plugin/record*.py", "dgl/test_dgl_generated*.py"),
-    ("dgl_plugin/generated.py", "dgl/test_dgl_generated*.py dgl/test_dgl_module.py"),
-    ("dgl_plugin/deferred.py", "dgl/test_dgl_generated*.py"),
-    ("dgl_plugin/expressions.py", "dgl/test_dgl_generated*.py"),
-    ("dgl_plugin/computing.py", "dgl/test_dgl_generated*.py"),
+    ("dgl_plugin/generated/c*.py", "dgl/test_dgl_generated*.py dgl/test_dgl_module.py"),
+    ("dgl_plugin/generated/*.py", "dgl/test_dgl_generated*.py"),
     ("dgl_plugin/*hetero*.py", "dgl/test_dgl_hetero.py shared/test_cache_keys.py"),
     ("dgl_plugin/*ops.py", "dgl/test_dgl_ops.py dgl/test_dgl_relational.py"),
     ("dgl_plugin/*transforms.py", "dgl/test_dgl_transforms.py"),

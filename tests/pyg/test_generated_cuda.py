@@ -19,12 +19,12 @@ from edgeless import _C, Graph
 from edgeless.kernels import NvrtcError, Store, compiled, compiler, headers
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.kernels.provider import kernel_named
-from edgeless.programs import blocks, cuda_walks
-from edgeless.programs import compiled as compiled_walks
-from edgeless.programs.cuda_walks import CudaWalk
-from edgeless.programs.items import NotLowered
-from edgeless.programs.schedule import Walk
-from edgeless.pyg import generated
+from edgeless.programs.lowering.items import NotLowered
+from edgeless.programs.run import compiled as compiled_walks
+from edgeless.programs.run import cuda_walks, interpreter
+from edgeless.programs.run.cuda_walks import CudaWalk
+from edgeless.programs.scheduling.schedule import Walk
+from edgeless.pyg.generated.calls import PROGRAMS
 
 
 def _missing():
@@ -77,14 +77,14 @@ def results(module, args, kwargs):
 def walks_of(monkeypatch, make, dtype, args, kwargs):
     """The walks of all programs that a call of a layer makes, each with what is lowered with it."""
     found = []
-    write = blocks.Interpreter.__init__
+    write = interpreter.Interpreter.__init__
 
     def record(self, plan, receiving, backward):
         write(self, plan, receiving, backward)
         found.extend((step, plan.sizes, self.needed) for step in plan.steps if isinstance(step, Walk))
 
-    monkeypatch.setattr(blocks.Interpreter, "__init__", record)
-    generated.PROGRAMS.clear()
+    monkeypatch.setattr(interpreter.Interpreter, "__init__", record)
+    PROGRAMS.clear()
     _, ours = pair_of_layers(make, dtype)
     ours(*cast(args, "cpu", dtype), **cast(kwargs, "cpu", dtype))
     assert found
@@ -113,29 +113,29 @@ def test_texts_compile_for_the_oldest_and_for_hopper(monkeypatch, name, dtype):
 
 
 def walk_plan(vectors, rows, edges, has_totals=False, carry=64, longest=-1):
-    """The plan of a walk: blocks, slices, slots, then team_log2, slice_vectors, range_units and piece."""
+    """The plan of a walk: blocks, slices, slots, then sub_warp_log2, slice_vectors, range_units and segment."""
     blocks, slices, slots, packed = _C.walk_plan(
         vectors=vectors, carry_bytes=carry, has_totals=has_totals, num_rows=rows, num_edges=edges, max_degree=longest,
         multiprocessors=132,
     )  # fmt: skip
-    team, width, of_plan, units, ranges, piece, hubs, of_slots = struct.unpack("=iii4xqqq?7xq", packed)
+    sub_warp, width, of_plan, units, ranges, segment, hubs, of_slots = struct.unpack("=iii4xqqq?7xq", packed)
     assert (of_plan, ranges) == (slices, blocks) and slots == (of_slots if hubs else 0)
-    return blocks, slices, slots, team, width, units, piece
+    return blocks, slices, slots, sub_warp, width, units, segment
 
 
 @pytest.mark.parametrize("vectors", [1, 3, 8, 16, 17, 32, 40, 100])
 @pytest.mark.parametrize("rows, edges", [(10, 50), (47_000, 21_500_000), (1_600_000, 30_600_000), (169_000, 1_170_000)])
 def test_walks_are_divided_as_sums_are(vectors, rows, edges):
-    blocks, slices, slots, team, width, units, piece = walk_plan(vectors, rows, edges)
-    plan = _C.fold_plan(
+    blocks, slices, slots, sub_warp, width, units, segment = walk_plan(vectors, rows, edges)
+    plan = _C.reduce_plan(
         vectors=vectors, vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=1 << 40, max_degree=-1,
-        carry_bytes=0, carry_budget=1, narrow_teams=True, number_bytes=0, weighed=False, wide_index=False,
+        carry_bytes=0, carry_budget=1, narrow_sub_warps=True, number_bytes=0, weighed=False, wide_index=False,
         multiprocessors=132, l2_bytes=50 << 20,
     )  # fmt: skip
     assert units * blocks >= edges + 2 * rows > units * (blocks - 1)
-    assert piece >= units and slots == (edges // piece + 1 if edges > piece else 0)
-    assert slices * width >= vectors and width <= 1 << team <= 32
-    if plan["slices"] == slices and plan["lanes"] == 1 << team:
+    assert segment >= units and slots == (edges // segment + 1 if edges > segment else 0)
+    assert slices * width >= vectors and width <= 1 << sub_warp <= 32
+    if plan["slices"] == slices and plan["lanes"] == 1 << sub_warp:
         assert plan["blocks"] == blocks
 
 
@@ -171,14 +171,14 @@ def test_a_walk_says_what_runs_it_on_a_gpu():
 def runs(monkeypatch):
     """Records for each walk on CUDA whether a generated kernel ran."""
     ran = []
-    run = blocks.Interpreter.run_on_cuda
+    run = interpreter.Interpreter.run_on_cuda
 
     def record(self, *args):
         found = run(self, *args)
         ran.append(found is not None)
         return found
 
-    monkeypatch.setattr(blocks.Interpreter, "run_on_cuda", record)
+    monkeypatch.setattr(interpreter.Interpreter, "run_on_cuda", record)
     return ran
 
 
@@ -207,10 +207,10 @@ def agree_on_the_host(layer, args, dtype):
     expected = results(layer, args, {})
     theirs, ours = (copy.deepcopy(layer).to(dtype) for _ in range(2))
     edgeless.accelerate(ours)
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
     with host.on_host() as interpreted:
         found = results(ours, cast(args, "cpu", dtype), {})
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
     assert not interpreted
     for mine, other, exact in zip(found, results(theirs, cast(args, "cpu", dtype), {}), expected, strict=True):
         assert error(mine.double(), exact) < max(1e-5, 2 * error(other.double(), exact))
@@ -279,7 +279,7 @@ def test_the_kernel_that_merges_is_loaded_before_a_row_needs_it(monkeypatch):
 
         monkeypatch.setattr(cuda_walks, "_launch", note)
         first, second = ours(x, ends), ours(x, ends)
-    assert [name for name, blocks in launched] == ["walk_", "merge_fold_", "walk_"] and torch.equal(first, second)
+    assert [name for name, blocks in launched] == ["walk_", "merge_reduced_", "walk_"] and torch.equal(first, second)
     assert [blocks > 0 for _, blocks in launched] == [True, False, True]
 
 

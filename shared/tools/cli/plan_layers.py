@@ -20,7 +20,7 @@ from edgeless.functional.relational_layer import relational_layer
 from edgeless.graph.adjacency import Compressed
 from edgeless.graph.handle import Graph
 from edgeless.graph.typed import _TILED_CUT, CUT, Compact, TypedGraph
-from edgeless.ops.relational import OF_PIECE, OF_ROW, OF_ROW_TILE, OF_TILE
+from edgeless.ops.relational import OF_ROW, OF_ROW_TILE, OF_SEGMENT, OF_TILE
 from edgeless.plan.recording import record_stand_ins
 from edgeless.plan.steps import Device, Step, planned_for
 
@@ -43,7 +43,7 @@ def layer_steps(
         name: one of :data:`PLANNED`.
         edges: edge_index ``[2, E]``, edge_type ``[E]``, the number of types and that of nodes, on the CPU.
         sizes: input features, heads, and channels of a head.
-        inference: without gradients.
+        inference: whether to plan the forward without gradients.
     """
     edge_index, edge_type, num_types, num_nodes = edges
     graph = TypedGraph.from_edge_index(edge_index, edge_type, num_types, num_nodes, num_nodes)
@@ -69,7 +69,7 @@ def _rgcn(graph: TypedGraph, tensor: _Tensor, features: int, heads: int, channel
 
 
 def _rgat(graph: TypedGraph, tensor: _Tensor, features: int, heads: int, channels: int) -> Callable:
-    """The layer of one head, which is one op."""
+    """RGAT with one head, which is one op."""
     x, weight = tensor(graph.num_src, features), tensor(graph.num_types, features, channels)
     query, key, bias = tensor(channels, 1), tensor(channels, 1), tensor(channels)
     if heads != 1 or not fits(graph, x, weight, (query, key, bias)):
@@ -78,7 +78,7 @@ def _rgat(graph: TypedGraph, tensor: _Tensor, features: int, heads: int, channel
 
 
 def _hgt(graph: TypedGraph, tensor: _Tensor, features: int, heads: int, channels: int) -> Callable:
-    """Of nodes of one type: one map to keys, queries and values, the attention, and the map of its result."""
+    """HGT on nodes of one type: a map to keys, queries and values, the attention, and the map of its result."""
     width, types = heads * channels, graph.num_types
     x, first, last = tensor(graph.num_src, features), tensor(1, 3 * width, features), tensor(1, width, width)
     first_bias, last_bias, scale = tensor(1, 3 * width), tensor(1, width), tensor(types, heads)
@@ -100,28 +100,28 @@ PLANNED = {"rgcn": _rgcn, "rgat": _rgat, "hgt": _hgt}
 
 
 class _Side(NamedTuple):
-    """What is counted of one direction: rows, segments, tiles of segments and of rows, and parts of hubs."""
+    """The counts of one direction: rows, segments, tiles of segments and of rows, and parts of hubs."""
 
     rows: int
-    pieces: int
+    segments: int
     tiles: int
     row_tiles: int
     parts: int
 
     @classmethod
     def of(cls, graph: TypedGraph, direction: Compressed, num_rows: int, cut: int) -> _Side:
-        """As ``piece_tiles`` counts them, without its arrays."""
+        """Counts as ``segment_tiles`` does, without its arrays."""
         rows = graph._sorted(direction, cut)[1]
-        pieces, of_row = rows.numel(), torch.bincount(rows.long(), minlength=num_rows)
+        segments, of_row = rows.numel(), torch.bincount(rows.long(), minlength=num_rows)
         parts = torch.where(of_row > _HUB, (of_row + _HUB - 1) // _HUB, 0)
         added = int(torch.where(of_row > _HUB, parts, of_row).sum())
-        tiles = (graph.num_edges + OF_PIECE * pieces) // OF_TILE + graph.num_types
+        tiles = (graph.num_edges + OF_SEGMENT * segments) // OF_TILE + graph.num_types
         row_tiles = (added + OF_ROW * num_rows + OF_ROW_TILE - 1) // OF_ROW_TILE
-        return cls(num_rows, pieces, tiles, row_tiles, int(parts.sum()))
+        return cls(num_rows, segments, tiles, row_tiles, int(parts.sum()))
 
 
 class _Counts:
-    """What the formats of a typed graph would count on a GPU, from the same graph on the CPU."""
+    """The sizes of a typed graph's formats on a GPU, computed from the same graph on the CPU."""
 
     def __init__(self, graph: TypedGraph, device: Device):
         cut = _TILED_CUT if device.most_fused_width(torch.float16, False) > 0 else CUT
@@ -136,7 +136,7 @@ class _Counts:
         self.walks = walks(graph)
 
     def stand_in(self) -> TypedGraph:
-        """The graph on a GPU, with the formats that layers ask it for; within a FakeTensorMode."""
+        """A stand-in of the graph on a GPU with the formats that layers use; called in a FakeTensorMode."""
         of, edges = self.graph, self.graph.num_edges
         csr = Compressed(self._ids(of.num_dst + 1), self._ids(edges), self._ids(edges))
         csc = Compressed(self._ids(of.num_src + 1), self._ids(edges), self._ids(edges))
@@ -145,8 +145,8 @@ class _Counts:
             self._set(graph, side, self._segments(side))
             self._set(graph, ("tiles", side), self._tiles(side))
         for dtype in (torch.float32, torch.float64):
-            pieces = self.sides["by dst"].pieces
-            self._set(graph, ("mean", "by dst", dtype), torch.empty(pieces, 1, dtype=dtype, device="cuda"))
+            segments = self.sides["by dst"].segments
+            self._set(graph, ("mean", "by dst", dtype), torch.empty(segments, 1, dtype=dtype, device="cuda"))
             self._set(graph, ("mean", "by src", dtype), torch.empty(edges, dtype=dtype, device="cuda"))
         self._set(graph, "compact", self._compact(csr))
         arrays = [self._ids(t.numel()) for t in self.walks.arrays]
@@ -161,14 +161,14 @@ class _Counts:
         return torch.empty(shape, dtype=self.ids, device="cuda")
 
     def _segments(self, side: str) -> list[Tensor]:
-        num_rows, pieces, *_ = self.sides[side]
+        num_rows, segments, *_ = self.sides[side]
         edges = self.graph.num_edges
-        sizes = (self.graph.num_types + 1, pieces, pieces + 1, edges, edges, num_rows + 1 + pieces)
+        sizes = (self.graph.num_types + 1, segments, segments + 1, edges, edges, num_rows + 1 + segments)
         return [self._ids(size) for size in sizes]
 
     def _tiles(self, side: str) -> list[Tensor]:
         of = self.sides[side]
-        sizes = (self.graph.num_types + 1, of.tiles + 1, of.row_tiles + 1, of.rows + 1 + of.pieces)
+        sizes = (self.graph.num_types + 1, of.tiles + 1, of.row_tiles + 1, of.rows + 1 + of.segments)
         return [*map(self._ids, sizes), self._ids(2, of.parts)]
 
     def _compact(self, csr: Compressed) -> Compact:
@@ -183,5 +183,5 @@ class _Counts:
         by_pair = Compressed(self._ids(pairs + 1), self._ids(edges), self._ids(edges))
         in_edges = Compressed(csr.indptr, self._ids(edges), csr.edge_ids)
         joined = Graph(in_edges, by_pair, pairs, of.num_dst)
-        joined._max_degrees.known = self.degrees  # which a graph in use asks its device for
+        joined._max_degrees.known = self.degrees  # a graph in use gets them from its device
         return Compact(split, joined)
