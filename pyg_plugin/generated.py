@@ -7,6 +7,7 @@ slower.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any, Optional
@@ -21,7 +22,7 @@ from edgeless.checks import compiling
 from edgeless.choices.backends import current_backend
 from edgeless.layers.adapter import named
 from edgeless.layers.call_errors import add_call
-from edgeless.layers.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
+from edgeless.layers.calls import REFERENCE, NotFusedError, looks_ahead, note_trace, ran_generated, ran_stock, recording
 from edgeless.layers.explanation import Explanation
 from edgeless.programs import ProgramCache, Refused, worth
 from edgeless.programs.layers import (
@@ -36,7 +37,7 @@ from edgeless.programs.layers import (
     write_back,
 )
 
-from . import edge_values, forwards
+from . import edge_values, forwards, part_calls
 from .conv import _HOOKS, Scriptable, sizes_of
 from .convert import for_stock, kind_of
 from .edge_values import EdgeValue
@@ -60,9 +61,11 @@ class NoProgram(Refused):
 class GeneratedLayer(Scriptable):
     """Mixin of layers whose messages the generator runs; it precedes the layer's class and has no state."""
 
-    _runs_generated = True
+    _runs_generated = _runs_on_parts = True
 
     def __call__(self, *args, **kwargs):
+        if part_calls.has_part(args, kwargs):
+            return part_calls.call(self, super().__call__, args, kwargs)
         if not _updates_edges(self) or compiling():
             return super().__call__(*args, **kwargs)
         return edge_values.call(self, super().__call__, args, kwargs)
@@ -88,8 +91,10 @@ class GeneratedLayer(Scriptable):
         """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
         name = type(self).__name__
         layer = copy.deepcopy(self)
-        with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
-            if _updates_edges(layer):  # whose calls know how wide the propagate() of the one before was
+        on_part = part_calls.has_part(inputs, kwargs)
+        refusals = contextlib.suppress(NotFusedError) if on_part else contextlib.nullcontext()
+        with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls, refusals:
+            if _updates_edges(layer) and not on_part:  # whose calls know how wide the propagate() of the one before was
                 layer(*inputs, **kwargs)
                 calls.clear()
             layer(*inputs, **kwargs)
@@ -228,6 +233,8 @@ def _scriptable(cls: type) -> type:
 def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
     if forwards.STATE.traced:
         return stock_step(layer, step)(layer, edge_index, *args, **kwargs)
+    if type(edge_index) in part_calls.KINDS:
+        return part_calls.run(layer, step, stock_step(layer, step), names, edge_index, args, kwargs)
     scope = edge_values.scope_of(layer)
     if scope is None or compiling():
         return _run_alone(layer, step, names, edge_index, args, kwargs)

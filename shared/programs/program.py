@@ -42,6 +42,7 @@ class Program:
         arguments: without their contents.
         given: nodes whose values are given besides the arguments; none but of gradients.
         derivatives: its gradients as programs, or why there are none, by what is differentiated.
+        parts: itself over parts of graphs, or why it does not run there, by what travels between processes.
         draws, needs_last, least_edges, written: as in :class:`edgeless.programs.tracing.Traced`.
         notes: what the passes did, in words.
         form: what the caller keeps with the program.
@@ -71,6 +72,7 @@ class Program:
         add_values(self.module, arguments, self.sizes)
         infer.annotate(self.module, arguments)
         self.derivatives: dict[tuple, Program | str] = {}
+        self.parts: dict[tuple, Program | str] = {}
         self._complete(infer, arguments)
 
     def _complete(self, infer: Inference, arguments: list[Argument], given: Sequence[Node] = ()) -> None:

@@ -18,6 +18,7 @@ _EVERY_DGL = "dgl/test_dgl_random*.py dgl/test_dgl_parity.py dgl/test_dgl_layer.
 
 # Pattern of the source's path -> patterns of tests.
 WATCHERS = [
+    ("shared/programs/parts.py", "pyg/test_generated_parts.py"),
     ("shared/programs/in_place.py", "pyg/test_generated_edge_updates.py dgl/test_dgl_generated*.py"),
     (
         "shared/programs/*.py",
@@ -26,6 +27,7 @@ WATCHERS = [
     ),
     ("shared/functional/message_passing.py", "core/test_message_passing.py core/test_program_keys.py"),
     ("pyg_plugin/generated.py", "pyg/test_generated_*.py"),
+    ("pyg_plugin/part_calls.py", "pyg/test_generated_parts.py"),
     ("pyg_plugin/messages.py", "pyg/test_generated_*.py"),
     ("pyg_plugin/edge_values.py", "pyg/test_generated_edge_updates.py"),
     ("pyg_plugin/plain_edges.py", "pyg/test_generated_layers.py pyg/test_generated_edge_updates.py"),
