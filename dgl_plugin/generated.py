@@ -20,7 +20,7 @@ from edgeless.checks import compiling
 from edgeless.choices.backends import current_backend
 from edgeless.layers.adapter import named
 from edgeless.layers.call_errors import add_call
-from edgeless.layers.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
+from edgeless.layers.calls import OF_PROGRAMS, REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock, recording
 from edgeless.layers.explanation import Explanation
 from edgeless.programs import EDGE, Refused, worth
 from edgeless.programs.layers import OFF, GeneratedClasses, compiling_at_once, generate_choice, refuse_modes
@@ -124,7 +124,7 @@ def _rebuild(base: type):
 
 def _run(layer, method, args: tuple, kwargs: dict) -> Any:
     if compiling():
-        note_trace(type(layer), False)
+        note_trace(type(layer), False, OF_PROGRAMS)
         return method(*args, **kwargs)
     graph = next((a for a in (*args, *kwargs.values()) if isinstance(a, DGLGraph)), None)
     if graph is None:

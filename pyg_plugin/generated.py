@@ -22,7 +22,16 @@ from edgeless.checks import compiling
 from edgeless.choices.backends import current_backend
 from edgeless.layers.adapter import named
 from edgeless.layers.call_errors import add_call
-from edgeless.layers.calls import REFERENCE, NotFusedError, looks_ahead, note_trace, ran_generated, ran_stock, recording
+from edgeless.layers.calls import (
+    OF_PROGRAMS,
+    REFERENCE,
+    NotFusedError,
+    looks_ahead,
+    note_trace,
+    ran_generated,
+    ran_stock,
+    recording,
+)
 from edgeless.layers.explanation import Explanation
 from edgeless.programs import ProgramCache, Refused, worth
 from edgeless.programs.layers import (
@@ -213,12 +222,20 @@ def class_to_swap(cls: type) -> Optional[type]:
     ours = hasattr(cls, "_fusion_refusals") or issubclass(cls, GeneratedLayer)
     if ours or generate_choice() == "off" or any(_overrides(cls, step) for step in _ORIGINAL):
         return None
-    return generated_class(cls)
+    return _completed_class(cls)
 
 
 def _rebuild(base: type):
-    cls = generated_class(base)
+    cls = _completed_class(base)
     return cls.__new__(cls)
+
+
+def _completed_class(base: type) -> type:
+    """The generated class for an instance of ``base`` that was made: torch.compile's tracer cannot complete a class."""
+    cls = generated_class(base)
+    if "_stock_steps_of" not in vars(cls):
+        _keep_stock_steps(cls, base)
+    return cls
 
 
 def _scriptable(cls: type) -> type:
@@ -269,7 +286,7 @@ def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, s
             return _results(layer, tensors, program, values)
     method = stock_step(layer, step)
     if compiling():
-        note_trace(type(layer), False)
+        note_trace(type(layer), False, OF_PROGRAMS)
         return method(layer, edge_index, *args, **kwargs)
     if _is_tiny(edge_index):
         ran_stock(type(layer), layer, (worth.OF_TINY,))
