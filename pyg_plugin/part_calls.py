@@ -187,9 +187,9 @@ def _computed(part, graph: DistGraph, tensors: list[Tensor]) -> list[Tensor]:
         every = graph.sources(*first) if first else ()
     every = [rows.movedim(0, dim) if dim else rows for rows, dim in zip(every, part.dims)]
     if not part.draws:
-        return part.on_part(graph.local, tensors, own, every)
+        return part.on_part(graph.local, tensors, every)
     seed = torch.zeros(1, dtype=torch.int64, device=device) if ahead else graph.local.draw(device)
-    return part.on_part(graph.local.numbered, tensors, own, every, seed=seed)
+    return part.on_part(graph.local.numbered, tensors, every, seed=seed)
 
 
 def _isolated(graph: DistGraph) -> Optional[Tensor]:

@@ -59,8 +59,7 @@ class Group(NamedTuple):
 
 
 class PartProgram(Program):
-    """A program over a part: the arguments of ``program``, then the rows of all sources of each ``sent`` value, and the
-    own rows of those that are no arguments.
+    """A program over a part: the arguments of ``program``, then the rows of all sources of each ``sent`` value.
 
     Args:
         program: over a graph both of whose ends are the same nodes.
@@ -73,16 +72,15 @@ class PartProgram(Program):
     def __init__(self, program: Program, sent: Sequence[Node]):
         refuse(program)
         close_shapes(program.module.graph.nodes)  # a process may have no nodes
-        self.origin, self.sent, self.computed_before = program, list(sent), [n for n in sent if n.op != "placeholder"]
+        self.origin, self.sent = program, list(sent)
         self.receiving, self.sizes = program.receiving, traced_sizes(False)
         self.form, self.landing, self.derivatives, self.parts = program.form, None, {}, {}
         self.written, self.notes, self.draws = [], list(program.notes), program.draws
         self.needs_last, self.least_edges = False, 1
         arguments = [_of_part(argument) for argument in program.arguments]
-        arguments += [_rows_of(node, SOURCE) for node in self.sent]
-        arguments += [_rows_of(node, DESTINATION) for node in self.computed_before]
+        arguments += map(_source_rows, self.sent)
         differentiated = _differentiated(program)
-        travel = enumerate([*self.sent, *self.computed_before], len(program.arguments))
+        travel = enumerate(self.sent, len(program.arguments))
         self.wanted = [*program.wanted, *(p for p, node in travel if node in differentiated)]
         self.module = record(self._on_part, lambda: [a.stand_in(self.sizes) for a in arguments])
         add_values(self.module, arguments, self.sizes)
@@ -97,16 +95,13 @@ class PartProgram(Program):
         own: dict[Node, Any] = {node: next(given) for node in _holders(whole)}
         sources = _Computed(whole, Sizes(sizes.sources, sizes.sources, sizes.edges), own)
         sources.values.update((node, next(given)) for node in self.sent)
-        own.update((node, next(given)) for node in self.computed_before)
         counts = Sizes(sizes.destinations, sizes.destinations, sizes.edges)
         for node in whole.module.graph.nodes:
             if node.op == "get_attr":
                 own[node] = getattr(whole.module, node.target)
-            elif node.op != "call_function" or node in own:
-                continue
             elif node.target is ops.gather_rows and node.args[2] == _SENDER:
                 own[node] = ops.gather_rows(sources[node.args[0]], own[node.args[1]], *node.args[2:])
-            else:
+            elif node.op == "call_function":
                 own[node] = call_whole(node, own, whole.sizes, counts)
         return tuple(own[node] for node in whole.outputs)
 
@@ -124,26 +119,23 @@ class PartProgram(Program):
         """
         given = [torch.empty(0, dtype=torch.int64)] * FIRST + list(tensors)
         values: dict[Node, Any] = dict(zip(_holders(self.origin), given))
-        if not self.computed_before:
+        if all(node in values for node in self.sent):
             return [values[node] for node in self.sent]
         rows = next(values[n].size(space_of(n).dim) for n in values if space_of(n).kind == NODE)
         computed = _Computed(self.origin, Sizes(rows, rows, num_edges), values, isolated, alone=True)
         with as_traced(value_of(self.sent[0]).device):
             return [computed[node] for node in self.sent]
 
-    def on_part(
-        self, graph: Graph, tensors: Sequence[Tensor], own: Sequence[Tensor], all_rows: Sequence[Tensor], **options
-    ):
+    def on_part(self, graph: Graph, tensors: Sequence[Tensor], rows: Sequence[Tensor], **options) -> list[Tensor]:
         """The results.
 
         Args:
             graph: from the part's sources to its own nodes.
             tensors: the arguments of ``origin``, of own nodes and their in-edges.
-            own, all_rows: what :meth:`rows_to_send` returns, and the same of all sources.
+            rows: what :meth:`rows_to_send` returns, of all sources.
             options: as of a program's call.
         """
-        before = [rows for node, rows in zip(self.sent, own) if node.op != "placeholder"]
-        return self(graph, [*tensors, *all_rows, *before], **options)
+        return self(graph, [*tensors, *rows], **options)
 
 
 class _Computed:
@@ -328,12 +320,12 @@ def _of_part(argument: Argument) -> Argument:
     return Argument(argument.value, space, argument.written, argument.device, argument.name)
 
 
-def _rows_of(node: Node, kind: str) -> Argument:
-    """Rows of a value as an argument."""
+def _source_rows(node: Node) -> Argument:
+    """The rows of all sources of a value as an argument."""
     value, space = value_of(node), space_of(node)
     shape = [1 if d == space.dim else int(n) for d, n in enumerate(value.shape)]
     meta = torch.empty(shape, dtype=value.dtype, device="meta")
-    return Argument(meta, Space(kind, space.dim), device=value.device, name=f"{kind}_rows_of_{node.name}")
+    return Argument(meta, Space(SOURCE, space.dim), device=value.device, name=f"sources_of_{node.name}")
 
 
 # The check ----------------------------------------------------------------------------------------------------------
@@ -368,8 +360,7 @@ def check(part: PartProgram, arguments: Sequence[Argument]) -> None:
             expected = [_own_rows(e, n, mine) for e, n in zip(expected, whole.outputs)]
             rows = part.rows_to_send(ours, _SAMPLE.edges, None)
             cut = [_own_rows(t, holder, mine) for t, holder in zip(ours, _holders(whole)[FIRST:])]
-            first = [_own_rows(r, node, mine) for r, node in zip(rows, part.sent)]
-            got = part.on_part(local, cut, first, rows, seed=seed)
+            got = part.on_part(local, cut, rows, seed=seed)
             _compare(whole, (ours, got), (theirs, expected), generator)
 
 
