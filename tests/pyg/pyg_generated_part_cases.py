@@ -140,10 +140,15 @@ def compiled_walks(dg):
 
 def what_travels(dg):
     """Yields layers of which other rows travel than the narrowest."""
-    makes = {
-        2: lambda: layers.EdgeConv(nn.Linear(2 * FEATURES, 2), aggr="mean"),
-        FEATURES: lambda: layers.EdgeConv(nn.Linear(2 * FEATURES, 9)),
-    }
+
+    def narrow():
+        return layers.EdgeConv(nn.Linear(2 * FEATURES, 2), aggr="mean")
+
+    makes = (
+        (2, narrow),
+        (FEATURES, lambda: layers.EdgeConv(nn.Linear(2 * FEATURES, 9))),
+        (FEATURES, lambda: layers.CGConv(FEATURES)),  # which has two maps of one input
+    )
     sent, send = [], dg.halo.carrier.send
 
     def noted(halo, rows, out):
@@ -151,7 +156,7 @@ def what_travels(dg):
         return send(halo, rows, out)
 
     dg.halo.carrier.send = noted
-    for width, make in makes.items():
+    for width, make in makes:
         del sent[:]
         make().double()(dg.ndata["x"].clone().requires_grad_(), dg).sum().backward()
         if [list(shape[1:]) for shape in sent] != [[width]]:
@@ -160,7 +165,7 @@ def what_travels(dg):
     dg.halo.keep_features = True
     for _ in range(2):
         del sent[:]
-        makes[2]().double()(kept, dg)
+        narrow().double()(kept, dg)
     if sent:
         yield "features that stay have travelled twice"
     dg.halo.keep_features, dg.halo.carrier.send = None, send
