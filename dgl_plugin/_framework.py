@@ -1,4 +1,4 @@
-"""Imports DGL, or raises an ImportError that says in one sentence what to do."""
+"""Imports DGL, or raises an ImportError whose message says what to do."""
 
 try:
     import dgl

@@ -16,6 +16,7 @@ from torch import Tensor
 from edgeless.layers.stand_in import stand_in
 from edgeless.padding import Sizes, choose_sizes, pad_edges
 from edgeless.padding.packed import Fetcher, NotPacked
+from edgeless.padding.sizes import counts_of
 
 from ._framework import DGLGraph
 from .packed import PackedItems
@@ -28,36 +29,34 @@ if TYPE_CHECKING:
 
 __all__ = ["PaddedLoader"]
 
-_SAMPLE = 10_000  # graphs whose sizes are read
-
 
 class PaddedLoader(GraphDataLoader):
     """DGL's GraphDataLoader, whose batches get graphs of padding that fill them to one of few sizes.
 
     All batches of a size have equal shapes, and equally many graphs: the last ones are padding, some of them without
-    nodes, and none larger than the graphs of the data set. What a batch gives has ``graph_mask`` ``[G]`` as its last
-    part, true for real graphs; ``graph.ndata["node_mask"]`` and ``graph.edata["edge_mask"]`` are true for real nodes
-    and edges. Padded data and labels are zero. A loss has to leave padded graphs out; norms over nodes do after
+    nodes, and none larger than the graphs of the data set. The last element of a batch is ``graph_mask`` ``[G]``, true
+    for real graphs; ``graph.ndata["node_mask"]`` and ``graph.edata["edge_mask"]`` are true for real nodes and edges.
+    Padded data and labels are zero. A loss has to leave padded graphs out; norms over nodes do after
     :func:`edgeless.padding.convert_batchnorm`, within ``edgeless.padding.real_rows(nodes=..., edges=..., graphs=...)``.
 
-    ``loader.sizes`` has the sizes, and says what they waste (``print(loader.sizes)``). With worker processes it counts
-    the batches of this process only, none then. A batch larger than all sizes, which is rare, gets a graph of no nodes,
-    and so a shape of its own.
+    ``loader.sizes`` has the sizes, and reports the part of padding (``print(loader.sizes)``). It counts only batches
+    made in this process, so none with worker processes. A batch larger than all sizes, which is rare, gets a graph
+    without nodes, and so has a shape of its own.
 
-    A list of graphs on the CPU is read once and packed, as in PyG's twin, and batches are gathered from its arrays.
-    Other data sets (``list(dataset)`` can be packed), worker processes and what cannot be packed use DGL's collation,
-    and ``loader.not_packed`` says why. Every epoch begins with a look at 64 graphs, and a data set that has changed is
-    packed again; make another loader after changes of a few graphs.
+    A list of graphs on the CPU is read once and packed, as by PyG's PaddedLoader, and batches are gathered from its
+    arrays. DGL's collation serves worker processes, other data sets (``list(dataset)`` can be packed), and data that
+    cannot be packed; ``loader.not_packed`` says why. Every epoch begins by comparing 64 graphs, and packs the data set
+    again if they have changed; make another loader after changes of a few graphs.
 
     Args:
         dataset: homogeneous graphs, or tuples of a graph and labels, which are tensors or numbers.
-        batch_size, kwargs: as GraphDataLoader has them, but for ``collate_fn``.
-        most: the most sizes.
-        waste: the part of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
+        batch_size, kwargs: as in GraphDataLoader, except ``collate_fn``.
+        most: the largest number of sizes.
+        waste: the fraction of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
         sizes: pairs of nodes and edges to use, instead of choosing them.
         packed: False keeps no packed copy of the data set, and leaves all batches to DGL's collation.
     Raises:
-        TypeError: the data are something else.
+        TypeError: the data set has other items.
 
     Example:
         >>> graphs = [dgl.rand_graph(n, 2 * n) for n in range(3, 9)]
@@ -91,7 +90,7 @@ class PaddedLoader(GraphDataLoader):
         if self.not_packed is None:
             self._kept, self.not_packed = _packed(dataset)
         largest = None if self._kept is None else max(self._kept.nodes)
-        counts = _counts(dataset, self._kept)
+        counts = counts_of(dataset, _counts, self._kept)
         self.sizes = choose_sizes(*counts, batch_size, most=most, waste=waste, sizes=sizes, largest=largest)
         collate = _Collate(item, self.sizes, batch_size)
         super().__init__(dataset, collate_fn=collate, batch_size=batch_size, **kwargs)
@@ -108,7 +107,7 @@ class PaddedLoader(GraphDataLoader):
 
 
 def _packed(dataset: Any) -> tuple[Optional[PackedItems], Optional[str]]:
-    """The packed data set, or why there is none."""
+    """The packed data set, or None and the reason why it cannot be packed."""
     try:
         return PackedItems(dataset, _padding(dataset[0], 0, 0)), None
     except NotPacked as reason:
@@ -119,16 +118,9 @@ def _graph_of(item: Any) -> DGLGraph:
     return item[0] if isinstance(item, (tuple, list)) else item
 
 
-def _counts(dataset: Any, packed: Optional[PackedItems]) -> tuple[list[int], list[int]]:
-    """Numbers of nodes and edges of the graphs of a data set, or of some."""
-    places = range(len(dataset))
-    if len(dataset) > _SAMPLE:
-        drawn = torch.Generator().manual_seed(0)
-        places = torch.randperm(len(dataset), generator=drawn)[:_SAMPLE].tolist()
-    if packed is not None:
-        return [packed.nodes[place] for place in places], [packed.edges[place] for place in places]
-    graphs = [_graph_of(dataset[place]) for place in places]
-    return [graph.num_nodes() for graph in graphs], [graph.num_edges() for graph in graphs]
+def _counts(item: Any) -> tuple[int, int]:
+    graph = _graph_of(item)
+    return graph.num_nodes(), graph.num_edges()
 
 
 class _Collate:
@@ -149,7 +141,7 @@ class _Collate:
 
 
 def _padding(item: Any, nodes: int, edges: int) -> Any:
-    """A graph of zeros with so many nodes and edges, and labels of zeros, like those of ``item``."""
+    """A graph of zeros with these numbers of nodes and edges, and labels of zeros, like those of ``item``."""
     like = _graph_of(item)
     src, dst = pad_edges(nodes, edges).to(like.idtype)
     graph = dgl.graph((src, dst), num_nodes=nodes, idtype=like.idtype)

@@ -36,8 +36,8 @@ from edgeless.layers.stand_in import stand_in
 from ._autocast import as_dgl_reads
 from ._framework import ALL, stock_ops
 from .convert import relation_of, to_dgl
-from .deferred import computed, deferred_in, watched_calls
-from .recorded_graph import softmax_of_edges
+from .generated.deferred import computed, deferred_in, watched_calls
+from .generated.recorded_graph import softmax_of_edges
 from .typed_ops import gather_mm, segment_mm
 
 if TYPE_CHECKING:
@@ -376,7 +376,9 @@ for _name in _PLANS:
 
 
 def _tensor_refusal(handle: Graph, name: str, x, rows: int) -> Optional[str]:
-    """Why the kernels do not support ``x`` as a tensor of ``rows`` rows, or None. DGL raises its own error for it."""
+    """Returns why the kernels do not support ``x`` as a tensor of ``rows`` rows, or None. DGL raises its own error for
+    it.
+    """
     if not isinstance(x, Tensor):
         return f"{name} is a {type(x).__name__}, not a Tensor"
     if x.dim() == 0 or x.size(0) != rows:

@@ -26,7 +26,7 @@ class PackedItems:
     """The items of a data set, packed: graphs, or tuples of a graph and labels.
 
     Args:
-        dataset: of homogeneous graphs on the CPU.
+        dataset: homogeneous graphs on the CPU.
         padding: the item of a padding graph: a graph without nodes, and labels of zeros.
     Raises:
         NotPacked: the data set may give other graphs at every access, or something of it cannot be packed.

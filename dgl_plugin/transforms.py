@@ -4,14 +4,14 @@ from __future__ import annotations
 
 __path__: list[str] = []  # a package from the start, whose inner modules edgeless.layers.stand_in finds
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional
 
 from torch import Tensor
 
 from edgeless.layers.stand_in import stand_in
-from edgeless.reordering import inverse, permutations
+from edgeless.reordering import inverse
 from edgeless.reordering import restore as restore_rows
+from edgeless.reordering.transform import ReorderBase
 
 from ._framework import DGLError, DGLGraph, heterograph, transforms
 from .convert import to_graph
@@ -27,7 +27,7 @@ __all__ = ["ORIGINAL", "Reorder", "restore"]
 ORIGINAL = "original_node"  # name of the node data that hold the permutation
 
 
-class Reorder(transforms.BaseTransform):
+class Reorder(ReorderBase, transforms.BaseTransform):
     """Renumbers the nodes of a graph, so that near nodes are near in memory, and returns the new graph.
 
     Node data (features, labels, masks) are permuted with the nodes. Edges keep their order and ids, and so their data.
@@ -53,16 +53,6 @@ class Reorder(transforms.BaseTransform):
         tensor([2, 0, 1])
     """
 
-    def __init__(
-        self,
-        method: Union[str, Tensor, Mapping[str, Tensor]] = "community",
-        num_parts: Optional[int] = None,
-        seed: int = 0,
-    ):
-        self.method = method
-        self.num_parts = num_parts
-        self.seed = seed
-
     def __call__(self, g: DGLGraph) -> DGLGraph:
         """The graph in its new order; ``g`` is not changed."""
         if not isinstance(g, DGLGraph):
@@ -74,7 +64,7 @@ class Reorder(transforms.BaseTransform):
         sizes = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
         edges = {etype: to_graph(g, etype).edge_index().to(g.idtype) for etype in g.canonical_etypes}
         relations = [(etype[0], etype[2], *ends) for etype, ends in edges.items()]
-        found = permutations("Reorder", sizes, relations, self.method, self.num_parts, self.seed)
+        found = self._permutations(sizes, relations)
         found = {ntype: permutation.to(g.device) for ntype, permutation in found.items()}
         numbers = {ntype: inverse(permutation).to(g.idtype) for ntype, permutation in found.items()}
         new = {
@@ -93,10 +83,6 @@ class Reorder(transforms.BaseTransform):
             for name, value in g.edges[etype].data.items():
                 reordered.edges[etype].data[name] = value
         return reordered
-
-    def __repr__(self) -> str:
-        method = repr(self.method) if isinstance(self.method, str) else "a permutation"
-        return f"{type(self).__name__}({method}, num_parts={self.num_parts}, seed={self.seed})"
 
 
 def restore(out: Tensor, g: DGLGraph, ntype: Optional[str] = None) -> Tensor:

@@ -13,7 +13,7 @@ from edgeless.layers.calls import REFERENCE, ran_fused, ran_stock
 
 from ._autocast import as_products_read
 from ._framework import stock_ops
-from .deferred import computed, watched_calls
+from .generated.deferred import computed, watched_calls
 
 
 def segment_mm(a, b, seglen_a):
@@ -93,13 +93,13 @@ def _segment_refusals(a, b, seglen_a) -> list[str]:
         return [f"seglen_a is no Tensor of {b.size(0)} integers"]
     rows = a.size(0) if isinstance(a, Tensor) and a.dim() else 0
     types = torch.empty(rows, dtype=torch.int32, device=b.device)
-    return typed_rows_refusals(a, types, b.size(1), b, follows_autocast=True)
+    return typed_rows_refusals(a, types, b.size(1), b)
 
 
 def _gather_refusals(a, b, *, idx_b) -> list[str]:
     if not isinstance(b, Tensor) or b.dim() != 3:
         return ["b is not a Tensor of shape [R, F, C]"]
-    return typed_rows_refusals(a, idx_b, b.size(1), b, follows_autocast=True)
+    return typed_rows_refusals(a, idx_b, b.size(1), b)
 
 
 segment_mm._fusion_refusals = _segment_refusals

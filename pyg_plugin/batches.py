@@ -12,13 +12,13 @@ from torch_geometric.data.data import BaseData
 
 from edgeless.capture.batches import register_batch
 
-# What a batch has to be taken apart into graphs again, on the CPU; a captured step cannot do that.
+# The attributes by which PyG splits a batch into graphs again, on the CPU, which a captured step cannot do.
 _OF_PARTS = ("_slice_dict", "_inc_dict")
 _KEPT = (Tensor, bool, int, float, type(None), torch.dtype, torch.Size)
 
 
 def take_apart(batch: BaseData) -> tuple[Hashable, list[Any]]:
-    """The names of a batch's tensors and numbers, and these. Text and lists, such as SMILES, are left out."""
+    """The names and the values of a batch's tensors and numbers. Text and lists, such as SMILES, are left out."""
     names, values = [], []
     for store in batch.stores:
         for name, value in store._mapping.items():
@@ -47,7 +47,7 @@ def put_together(batch: BaseData, names: Hashable, values: list[Any]) -> BaseDat
 
 
 def _private(batch: BaseData) -> dict[str, Any]:
-    """What PyG keeps of a batch beside its attributes."""
+    """PyG's private state of a batch, beside its attributes."""
     return vars(batch.__dict__["_store" if "_store" in batch.__dict__ else "_global_store"])
 
 

@@ -91,7 +91,7 @@ class FusedConv(Scriptable, FusedLayer):
             cls.stock = cls.__bases__[-1]
             cls.wants_attention = staticmethod(_attention_rule(cls.stock))
             cls._stock_steps = _steps_of(cls.stock)
-        elif any(step in vars(cls) for step in _DRIVERS):  # PyG writes its own later
+        elif any(step in vars(cls) for step in _DRIVERS):  # PyG writes templates into the class later
             cls._own_propagation = True
 
     # Predicates ------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class FusedConv(Scriptable, FusedLayer):
 
     def _are_plain(self, x_src, x_dst, num_dst: Optional[int], edge_index, edge_attr) -> bool:
         """A fast check for the usual supported inputs: plain tensors without edge features. If it fails,
-        :meth:`_refusals` checks in detail and words the reasons.
+        :meth:`_refusals` checks in detail and finds the reasons.
         """
         if edge_attr is not None or type(edge_index) is not Tensor or (x_dst is None and num_dst is None):
             return False
@@ -159,7 +159,7 @@ class FusedConv(Scriptable, FusedLayer):
         return _C.are_rows_and_edges(x_src, x_dst, edge_index)
 
     def _module_refusals(self) -> list[str]:
-        """The unsupported reasons that the layer's own state gives, whatever its input."""
+        """The unsupported reasons that follow from the layer's own state, whatever its input."""
         steps, state, aggr = _steps_of(type(self)), self.__dict__, self.aggr_module
         if (
             not compiling()
@@ -171,7 +171,7 @@ class FusedConv(Scriptable, FusedLayer):
             and is_plain(aggr, self.aggregations)
             and (not self.numbers or all(isinstance(getattr(self, name), (int, float)) for name in self.numbers))
         ):
-            # The usual case; otherwise the checks below word the reasons.
+            # The usual case; otherwise the checks below find the reasons.
             return tracing_refusals() if torch._C._is_tracing() else []
         reasons = [
             f"{name}() is overridden"
@@ -208,7 +208,7 @@ class FusedConv(Scriptable, FusedLayer):
         return any(function is None or function not in known for function in own)
 
     def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
-        """Why the kernels do not support ``edge_attr``; None if they do or there is no ``edge_attr``."""
+        """Returns why the kernels do not support ``edge_attr``; None if they do or there is no ``edge_attr``."""
         lin = self.lin_edge
         if edge_attr is None:
             return None
@@ -328,7 +328,7 @@ def _steps_of(cls: type) -> tuple:
 
 
 def _attention_rule(stock: type) -> Callable[[Any], bool]:
-    """When an upstream forward returns the attention: for any bool, False too, or for a true value, by PyG version."""
+    """The condition for an upstream forward to return the attention: any bool, or a true value, by PyG version."""
     if "isinstance(return_attention_weights, bool)" in inspect.getsource(stock.forward):
         return lambda value: isinstance(value, bool)
     return bool

@@ -38,7 +38,7 @@ class EdgeList:
 
     @staticmethod
     def refusal(edge_index: Tensor, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
-        """Why the kernels do not support this graph, or None. A graph that upstream rejects is unsupported too."""
+        """Returns why the kernels do not support this graph, or None. They support no graph that upstream rejects."""
         if edge_index.dtype not in _INDEX_DTYPES or edge_index.dim() != 2 or edge_index.size(0) != 2:
             is_transposed = edge_index.dim() == 2 and edge_index.size(1) == 2
             return "edge_index is not an int64 or int32 tensor of shape [2, E]" + (

@@ -1,4 +1,4 @@
-"""The layers of ``to_hetero``, one call each in its graph of calls, joined to one sum over relations."""
+"""Joins the layers of ``to_hetero``, which are separate calls in its fx graph, to one sum over relations."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _ADDS = (torch.add, operator.add)
 
 
 class JoinedConvs(torch.nn.Module):
-    """Calls the layers of several relations and adds what they return for a type of nodes, as one sum where it can.
+    """Calls the layers of several relations and adds their results for each node type, as one sum if possible.
 
-    It has no parameters and no submodules of its own: the layers stay where ``to_hetero`` put them.
+    The module has no parameters and no submodules of its own: the layers stay where ``to_hetero`` put them.
 
     Args:
         layers: the ModuleDict of the layers.
-        names: relation -> the name of its layer there.
+        names: relation -> the name of its layer in ``layers``.
     """
 
     _joins_layers = True
@@ -36,7 +36,7 @@ class JoinedConvs(torch.nn.Module):
     def __init__(self, layers: torch.nn.ModuleDict, names: dict[tuple, str]):
         super().__init__()
         hetero = HeteroConv({key: layers[name] for key, name in names.items()}, aggr="sum")
-        vars(self).update(_layers=layers, _names=names, _hetero=hetero)  # not as submodules
+        vars(self).update(_layers=layers, _names=names, _hetero=hetero)  # bypasses the registration as submodules
 
     def forward(self, x_dict: dict[str, Optional[Tensor]], edge_index_dict: dict[tuple, Any]) -> dict[str, Tensor]:
         """The sum for every type of destination nodes."""
@@ -102,7 +102,7 @@ def _join_group(module: fx.GraphModule, group: str, layers: torch.nn.ModuleDict)
     last = max(calls.values(), key=places.__getitem__)
     inner = _below(roots.values())
     if any(places[user] < places[last] for node in inner for user in node.users if user not in inner):
-        return 0  # a sum is used before the last layer is called
+        return 0  # a sum is read before the last layer is called
     name = f"{group.replace('.', '_')}_joined"
     module.add_submodule(name, JoinedConvs(layers, {key: str(n.target).rpartition(".")[2] for key, n in calls.items()}))
     keys, names = tuple(features), tuple(calls)

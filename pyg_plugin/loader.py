@@ -17,6 +17,7 @@ from edgeless.checks import as_device
 from edgeless.layers.stand_in import stand_in
 from edgeless.padding import Sizes, choose_sizes, pad_edges
 from edgeless.padding.packed import Fetcher, NotPacked
+from edgeless.padding.sizes import counts_of
 
 from .packed import MASKS, PackedData
 
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PaddedLoader"]
 
-_SAMPLE = 10_000  # graphs whose sizes are read
-_LOOKED_AT = 32  # graphs that show what an attribute belongs to
+_LOOKED_AT = 32  # graphs by which the level of an attribute is found
 
 
 class PaddedLoader(DataLoader):
@@ -38,33 +38,33 @@ class PaddedLoader(DataLoader):
     So steps on them can be captured (:func:`edgeless.capture_step`). All batches of a size have equal shapes, and
     equally many graphs: the last ones are padding, some of them without nodes, and none larger than the graphs of the
     data set. ``batch.node_mask`` ``[N]``, ``batch.edge_mask`` ``[E]`` and ``batch.graph_mask`` ``[G]`` are true for
-    what is real, and real graphs, nodes and edges come first. Padded entries of all attributes are zero.
+    real entries, and real graphs, nodes and edges come first. Padded entries of all attributes are zero.
 
     A loss has to leave padded graphs out; norms over nodes do after :func:`edgeless.padding.convert_batchnorm`, within
     ``edgeless.padding.real_rows(batch)``. Give pooling the number of graphs, ``global_add_pool(x, batch.batch,
     batch.num_graphs)``, and dense batches the most nodes of a graph too, ``to_dense_batch(x, batch.batch,
-    max_num_nodes=batch.max_num_nodes, batch_size=batch.num_graphs)``: else they ask the GPU. ``max_num_nodes`` is one
-    of few numbers, mostly the nodes of the data set's largest graph.
+    max_num_nodes=batch.max_num_nodes, batch_size=batch.num_graphs)``: else they wait for the GPU. ``max_num_nodes``
+    takes few values, mostly the number of nodes of the data set's largest graph.
 
-    ``loader.sizes`` has the sizes, and says what they waste (``print(loader.sizes)``). With worker processes it counts
-    the batches of this process only, none then. A batch larger than all sizes, which is rare, gets masks and a graph
-    of no nodes, and so a shape of its own.
+    ``loader.sizes`` has the sizes, and reports the part of padding (``print(loader.sizes)``). It counts only batches
+    made in this process, so none with worker processes. A batch larger than all sizes, which is rare, gets masks and a
+    graph without nodes, and so has a shape of its own.
 
     The data set is read once and packed: its attributes are concatenated, and a batch is gathered from them without
     Python for every graph, on the CPU or, with ``device``, on a GPU. Batches are those of PyG's collation, which makes
     them where packing is not possible: worker processes, data sets that may give other graphs at every access (with a
-    transform, or of a class of their own; ``list(dataset)`` can be packed), sparse and nested attributes, and ones
-    that differ between graphs in more than their length. ``loader.not_packed`` says why. Every epoch begins with a look
-    at 64 graphs, and a data set that has changed is packed again; make another loader after changes of a few graphs.
+    transform, or of a class of their own; ``list(dataset)`` can be packed), sparse and nested attributes, and ones that
+    differ between graphs in more than their length. ``loader.not_packed`` says why. Every epoch begins by comparing 64
+    graphs, and packs the data set again if they have changed; make another loader after changes of a few graphs.
 
     Args:
         dataset: a data set of ``Data``, or a DataLoader of one, whose settings are used.
         batch_size, shuffle, follow_batch, exclude_keys, kwargs: as DataLoader has them; not together with a loader.
-        most: the most sizes.
-        waste: the part of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
+        most: the largest number of sizes.
+        waste: the fraction of nodes, and of edges, that may be padding; see :func:`edgeless.padding.choose_sizes`.
         sizes: pairs of nodes and edges to use, instead of choosing them.
         packed: False keeps no packed copy of the data set, and leaves all batches to PyG's collation.
-        device: where the packed data set is kept and batches are made; None: where the data are. On a GPU only the ids
+        device: the device of the packed data set and of the batches; None: that of the data. On a GPU only the ids
             of a batch's graphs are copied for it, and nothing waits. A loader with worker processes has no device.
     Raises:
         TypeError: the data are no ``Data``, or a loader was given settings.
@@ -104,14 +104,14 @@ class PaddedLoader(DataLoader):
         if self._device is not None and kwargs.get("num_workers"):
             raise ValueError("PaddedLoader: device must be None with num_workers, since worker processes have no GPU")
         if self._device is not None:
-            kwargs["pin_memory"] = False  # nothing is left to be copied
+            kwargs["pin_memory"] = False  # the batch is on the device already
         template = _Template(dataset, exclude_keys or ())
         self._kept: Optional[PackedData] = None
         self.not_packed = "packed=False" if not packed else "num_workers" if kwargs.get("num_workers") else None
         if self.not_packed is None:
             self._kept, self.not_packed = _packed(dataset, template, follow_batch, exclude_keys, self._device)
         largest = None if self._kept is None else max(self._kept.nodes)
-        counts = _counts(dataset, self._kept)
+        counts = counts_of(dataset, lambda graph: (graph.num_nodes, graph.num_edges), self._kept)
         self.sizes = choose_sizes(*counts, batch_size, most=most, waste=waste, sizes=sizes, largest=largest)
         super().__init__(dataset, batch_size, shuffle, follow_batch, exclude_keys, **kwargs)
         self.collate_fn = _Collate(template, self.sizes, batch_size, follow_batch, exclude_keys)
@@ -135,7 +135,7 @@ class PaddedLoader(DataLoader):
 
 
 def _packed(dataset: Any, template: _Template, *settings: Any) -> tuple[Optional[PackedData], Optional[str]]:
-    """The packed data set, or why there is none."""
+    """The packed data set, or None and the reason why it cannot be packed."""
     try:
         return PackedData(dataset, template.made, *settings), None
     except NotPacked as reason:
@@ -157,20 +157,8 @@ def _settings(loader: torch.utils.data.DataLoader) -> tuple[Any, int, Any, Any, 
     )
 
 
-def _counts(dataset: Any, packed: Optional[PackedData]) -> tuple[list[int], list[int]]:
-    """Numbers of nodes and edges of the graphs of a data set, or of some."""
-    places = range(len(dataset))
-    if len(dataset) > _SAMPLE:
-        drawn = torch.Generator().manual_seed(0)
-        places = torch.randperm(len(dataset), generator=drawn)[:_SAMPLE].tolist()
-    if packed is not None:
-        return [packed.nodes[place] for place in places], [packed.edges[place] for place in places]
-    graphs = [dataset[place] for place in places]
-    return [graph.num_nodes for graph in graphs], [graph.num_edges for graph in graphs]
-
-
 class _Template:
-    """What the graphs of a data set look like, and a graph of padding that looks alike."""
+    """The attributes of a data set's graphs with their levels, by which graphs of padding are made."""
 
     def __init__(self, dataset: Any, exclude_keys: Sequence[str]):
         looked = [dataset[place] for place in range(min(len(dataset), _LOOKED_AT))]
@@ -181,7 +169,7 @@ class _Template:
         self.levels = {name: _level(name, looked) for name in names}
         if "node" not in self.levels.values() and "num_nodes" not in self.levels:
             raise TypeError("PaddedLoader: graphs must have a node attribute or num_nodes")
-        # A graph counts its nodes by attributes that batches leave out, too.
+        # A graph finds its number of nodes also by attributes that batches leave out.
         for name in {*self.graph.to_dict()} - {*names, "edge_index"}:
             try:
                 self.levels[name] = _level(name, looked)
@@ -189,7 +177,7 @@ class _Template:
                 del self.graph[name]
 
     def made(self, nodes: int, edges: int) -> Data:
-        """A graph of zeros with so many nodes and edges."""
+        """A graph of zeros with these numbers of nodes and edges."""
         graph = copy.copy(self.graph)
         for name, level in self.levels.items():
             value = self.graph[name]
@@ -234,7 +222,7 @@ class _Collate:
         self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
 
     def of(self, template: _Template) -> _Collate:
-        """The same for graphs that look like others."""
+        """This collation with another template."""
         return _Collate(template, self.sizes, self.graphs, self.follow_batch, self.exclude_keys)
 
     def __call__(self, graphs: list[Data]) -> Batch:

@@ -1,4 +1,4 @@
-"""Base of the layers whose messages are neighbours' features, multiplied by an edge weight or not."""
+"""Base of the layers whose messages are neighbours' features, perhaps times an edge weight."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class NeighborReduction:
         return None  # _weight_refusal checks weights with their features
 
     def _weight_refusal(self, kind, x: Tensor, edge_index: Any, edge_weight: Any) -> Optional[str]:
-        """Why the kernels do not support the weights of the edges, or None."""
+        """Returns why the kernels do not support the weights of the edges, or None."""
         weight, name = self._given_weight(kind, edge_index, edge_weight), "edge_weight"
         if kind in SPARSE:
             name = "the values of edge_index"
@@ -205,7 +205,7 @@ class NeighborReduction:
         return sum_of_neighbors(graph, x_src, None if weight is None else weight.flatten(), reduce)
 
     def _ties(self, kind, x: Tensor, edge_index: Any) -> str:
-        """Which of equal extrema get the gradient: one edge in sparse products and torch_scatter, else as in torch."""
+        """The rule for gradients of equal extrema: one edge in sparse products and torch_scatter, else as in torch."""
         if kind in SPARSE:
             return "first"
         package = x.is_cuda and torch_geometric.typing.WITH_TORCH_SCATTER

@@ -28,7 +28,7 @@ from edgeless.padding.packed import (
 __all__ = ["MASKS", "PackedData"]
 
 NODES, EDGES, GRAPHS = 0, 1, 2  # levels
-# Those of nodes and edges again, in which all padding belongs to the last graph: a table has its edges.
+# The levels of nodes and edges in which all padding belongs to the last graph, for which there are tables.
 LAST_NODES, LAST_EDGES = 3, 4
 MASKS = ("node_mask", "edge_mask", "graph_mask")
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
@@ -36,10 +36,10 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class _Key(NamedTuple):
-    """One attribute: a column, or a list with an item of every graph and one of the padding.
+    """One attribute: a column, or a list with an item for every graph and one for the padding.
 
     Attributes:
-        is_float: whether the values are numbers of Python, which get torch's default dtype.
+        is_float: whether the values are Python floats, which get torch's default dtype.
     """
 
     name: str
@@ -49,18 +49,18 @@ class _Key(NamedTuple):
 
     @property
     def level(self) -> int:
-        """The level of the column; a list has an item a graph."""
+        """The level of the column; a list has the level of graphs."""
         return GRAPHS if self.column is None else self.column.level
 
 
 class _Level(NamedTuple):
-    """Numbers of entries: of every graph, and of graphs of padding without and with nodes, or of what entries are."""
+    """The numbers of entries of every graph, and those of graphs of padding, as numbers or as the level they equal."""
 
     counts: list[int]
     padding: Union[tuple[int, int], str]
 
     def of_padding(self, known: dict[str, list[int]]) -> list[int]:
-        """The numbers of entries of graphs of padding, given those of nodes and others."""
+        """The numbers of entries of graphs of padding, given their numbers of nodes and edges."""
         if isinstance(self.padding, str):
             return known[self.padding]
         return [self.padding[nodes > 0] for nodes in known["node"]]
@@ -70,10 +70,10 @@ class PackedData:
     """The graphs of a data set, packed.
 
     Args:
-        dataset: of ``Data``.
-        made: makes a graph of padding with so many nodes and edges.
-        follow_batch, exclude_keys: as those of PyG's DataLoader.
-        device: where the arrays and the batches are; None for where the data are.
+        dataset: a data set of ``Data``.
+        made: makes a graph of padding with given numbers of nodes and edges.
+        follow_batch, exclude_keys: as in PyG's DataLoader.
+        device: the device of the arrays and the batches; None for that of the data.
     Raises:
         NotPacked: the data set may give other graphs at every access, or an attribute cannot be packed.
     """
@@ -123,7 +123,7 @@ class PackedData:
         """Returns the batch of the graphs with these ids, in the attributes' order of the first graph of the data set.
 
         Args:
-            pad: returns what is added to a batch, as :meth:`edgeless.padding.Sizes.padding` does.
+            pad: returns the padding of a batch, as :meth:`edgeless.padding.Sizes.padding` does.
             graphs: the least number of graphs without the padding of a whole batch.
         """
         chosen = self._packed.find(ids)
@@ -170,7 +170,7 @@ class PackedData:
 
 
 class _Reader:
-    """Packs the attributes of graphs one by one, and collects their levels and increments."""
+    """Packs the attributes of graphs one after the other, and collects their levels and increments."""
 
     def __init__(self, graphs: list[Data], made: Callable[[int, int], Data]):
         _check_alike(graphs)
@@ -186,7 +186,7 @@ class _Reader:
         """Returns an attribute, packed.
 
         Raises:
-            NotPacked: PyG's collation does more with it than concatenating it.
+            NotPacked: PyG's collation does more than concatenate the attribute.
         """
         values = [graph[name] for graph in self.graphs]
         if name == "num_nodes":
@@ -232,7 +232,7 @@ class _Reader:
         return self.levels.index(level)
 
     def _increment(self, name: str, values: list[Any]) -> Optional[int]:
-        """Returns the level of what graphs add to later ones, None where that is nothing."""
+        """Returns the level by whose number of entries each graph increments later graphs, None for no increment."""
         graphs = self.graphs
         if type(graphs[0]).__inc__ is Data.__inc__ and "batch" not in name:
             return NODES if "index" in name or name == "face" else None
@@ -243,7 +243,7 @@ class _Reader:
         for graph in (self._empty, *self._padding):
             try:
                 added.append(graph.__inc__(name, graph[name], graph._store))
-            except RuntimeError:  # of the largest id of a graph that has none
+            except RuntimeError:  # a graph without ids has no largest one
                 added.append(0)
         if any(one != int(one) or one < 0 for one in (*table, *added)):
             raise NotPacked(f"{name} has increments that are no natural numbers")
@@ -254,7 +254,7 @@ class _Reader:
 
 
 def _of_padding(name: str, numbers: list[int]) -> Union[tuple[int, int], str]:
-    """What numbers of graphs of padding are, given those of graphs with 0, 2 and 4 nodes and 0, 3 and 7 edges."""
+    """The rule for the numbers of graphs of padding, found by graphs with 0, 2 and 4 nodes and 0, 3 and 7 edges."""
     found = {(0, 2, 4): "node", (0, 3, 7): "edge"}.get(tuple(numbers))
     if found is None and numbers[1] != numbers[2]:
         raise NotPacked(f"{name} has increments that neither nodes nor edges have")
@@ -262,7 +262,7 @@ def _of_padding(name: str, numbers: list[int]) -> Union[tuple[int, int], str]:
 
 
 def _of_last(column: Column) -> Column:
-    """A column as :class:`PackedGraphs` takes it: the edges of all padding, from a table, belong to the last graph."""
+    """A column for :class:`PackedGraphs`, where all edges of padding come from a table and belong to the last graph."""
     return column if column.last is None else column._replace(level=LAST_EDGES, increment=LAST_NODES)
 
 
@@ -305,7 +305,7 @@ def _check_tensors(name: str, values: list[Tensor], dim: Optional[int]) -> None:
 
 
 def _is_collated(value: Any) -> bool:
-    """Returns whether PyG makes something else of such values than a list of them."""
+    """Returns whether PyG collates such values to something else than a list of them."""
     if isinstance(value, (Tensor, SparseTensor, TensorFrame, Mapping, *_NUMBERS)):
         return True
     several = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
@@ -313,7 +313,7 @@ def _is_collated(value: Any) -> bool:
 
 
 def _device_of(keys: list[_Key], device: Optional[torch.device]) -> torch.device:
-    """The device of the batches: the one that is named, else that of the data, if they are on one beside the CPU."""
+    """The device of the batches: ``device`` if given, else the GPU that holds data, or the CPU if none does."""
     devices = {key.column.data.device for key in keys if key.column is not None} - {torch.device("cpu")}
     if device is None and len(devices) > 1:
         raise NotPacked("attributes are on several devices")

@@ -31,7 +31,7 @@ def types_of(edge_index: Any, edge_type: Any) -> Any:
 
 
 def typed_refusal(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst: int, device) -> Optional[str]:
-    """Why the kernels do not support these edges of a layer with ``num_relations`` and ``flow``, or None."""
+    """Returns why the kernels do not support these edges of a layer with ``num_relations`` and ``flow``, or None."""
     if isinstance(edge_index, TypedGraph):
         if edge_type is not None:
             return "edge_index is an edgeless.TypedGraph and edge_type is given as well"

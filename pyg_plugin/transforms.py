@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __path__: list[str] = []  # a package from the start, whose inner modules edgeless.layers.stand_in finds
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
@@ -19,8 +18,9 @@ from torch_geometric.utils import is_sparse, select
 
 from edgeless.checks import check_ids, plain_tensor
 from edgeless.layers.stand_in import stand_in
-from edgeless.reordering import inverse, permutations
+from edgeless.reordering import inverse
 from edgeless.reordering import restore as restore_rows
+from edgeless.reordering.transform import ReorderBase
 
 if TYPE_CHECKING:
     from torch_geometric.transforms import *  # noqa: F403
@@ -33,7 +33,7 @@ __all__ = ["ORIGINAL", "Reorder", "restore"]
 ORIGINAL = "original_node"  # PyG infers the number of nodes from attributes with "node" in their names
 
 
-class Reorder(BaseTransform):
+class Reorder(ReorderBase, BaseTransform):
     """Renumbers the nodes of a ``Data`` or ``HeteroData``, so that near nodes are near in memory.
 
     Features, labels, masks and all other node attributes, by PyG's rule, are permuted with the nodes. Tensors of node
@@ -64,16 +64,6 @@ class Reorder(BaseTransform):
         tensor([2, 0, 1])
     """
 
-    def __init__(
-        self,
-        method: Union[str, Tensor, Mapping[str, Tensor]] = "community",
-        num_parts: Optional[int] = None,
-        seed: int = 0,
-    ):
-        self.method = method
-        self.num_parts = num_parts
-        self.seed = seed
-
     def forward(self, data: Union[Data, HeteroData]) -> Union[Data, HeteroData]:
         """Reorders ``data`` in place; the caller, PyG's BaseTransform, has made a shallow copy."""
         if not isinstance(data, (Data, HeteroData)):
@@ -85,7 +75,7 @@ class Reorder(BaseTransform):
             if size is None:
                 raise ValueError(f"Reorder: data must say how many nodes{_of(kind)} it has: set num_nodes")
         relations = [(*_ends_of(store), *edges) for store in data.edge_stores for edges in _edges(store)]
-        found = permutations("Reorder", sizes, relations, self.method, self.num_parts, self.seed)
+        found = self._permutations(sizes, relations)
         numbers = {kind: inverse(permutation) for kind, permutation in found.items()}
         # Write only after everything is read: PyG may infer the number of nodes from the largest id.
         stores = {id(store): store for store in (*data.node_stores, *data.edge_stores)}.values()
@@ -97,10 +87,6 @@ class Reorder(BaseTransform):
             if ORIGINAL not in store:
                 store[ORIGINAL] = found[store._key].to(device)
         return data
-
-    def __repr__(self) -> str:
-        method = repr(self.method) if isinstance(self.method, str) else "a permutation"
-        return f"{type(self).__name__}({method}, num_parts={self.num_parts}, seed={self.seed})"
 
 
 def restore(out: Tensor, data: Union[Data, HeteroData], node_type: Optional[str] = None) -> Tensor:
@@ -214,7 +200,7 @@ def _renumbered(name: str, ids: Tensor, numbers: list[Tensor]) -> Tensor:
         check_ids(f"Reorder: {name}", row.flatten(), "N", number.numel())
         mapped.append(number.to(row.device, row.dtype)[row.long()])
     out = torch.stack(mapped) if len(rows) == 2 else mapped[0]
-    if isinstance(ids, EdgeIndex):  # no longer sorted
+    if isinstance(ids, EdgeIndex):  # the new ids are not sorted
         return EdgeIndex(out, sparse_size=ids.sparse_size(), is_undirected=ids.is_undirected)
     return out
 

@@ -1,4 +1,4 @@
-"""Loads the compiled part, whose import registers the ops in ``torch.ops.edgeless``, or says how to get it."""
+"""Loads the compiled extension, which registers the ops in ``torch.ops.edgeless``, or raises how to build it."""
 
 import importlib
 
@@ -23,7 +23,7 @@ def _check_torch(built_for: str) -> None:
 
 try:
     _built = importlib.import_module("edgeless._built")  # setup.py writes it beside the extension
-except ModuleNotFoundError:  # an extension that was brought here without it
+except ModuleNotFoundError:  # the extension was copied here without it
     pass
 else:
     _check_torch(_built.TORCH)
@@ -37,7 +37,7 @@ except ImportError as error:
     ) from error
 
 
-provided = 0  # kernels that were loaded, for captures (shared/capture/model_recording.py)
+provided = 0  # loaded kernels, counted for captures (shared/capture/model_recording.py)
 
 
 def _provide(header: str, expression: str, architecture: int) -> tuple[bytes, str]:
@@ -52,7 +52,7 @@ def _provide(header: str, expression: str, architecture: int) -> tuple[bytes, st
 
 
 def _prepare(kernels: list[tuple[str, str]], architecture: int) -> None:
-    """Begins to compile kernels that will be needed soon, in the background."""
+    """Starts to compile kernels that will be needed soon, in the background."""
     from .kernels import provider
 
     provider.prepare(kernels, architecture)

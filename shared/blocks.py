@@ -81,7 +81,7 @@ def save(graph: Graph, file: Union[str, os.PathLike]) -> None:
 
     Args:
         graph: on any device.
-        file: is replaced if it exists.
+        file: the path, whose file is replaced if it exists.
     Raises:
         TypeError: graph is no Graph.
         ImportError: safetensors is missing; ``pip install 'edgeless[blocks]'``.
@@ -120,7 +120,7 @@ def load(graph: Graph, file: Union[str, os.PathLike]) -> None:
 
     Args:
         graph: on the device where the blocks will be used.
-        file: written for a graph with the same sizes and edges, in any order of the edges.
+        file: a file for a graph with the same sizes and edges, in any order of the edges.
     Raises:
         TypeError: graph is no Graph.
         FileNotFoundError: there is no such file.

@@ -50,12 +50,14 @@ compiling = torch.compiler.is_compiling
 
 
 def transforming() -> bool:
-    """Whether a transform of torch.func is active: tensors that are made inside of it must not be kept after it."""
+    """Returns whether a transform of torch.func is active: tensors that are made inside of it must not be kept after
+    it.
+    """
     return not compiling() and torch._C._are_functorch_transforms_active()
 
 
 def exporting_to_onnx() -> bool:
-    """Whether ``torch.onnx.export`` is tracing, by torch.export or by TorchScript."""
+    """Returns whether ``torch.onnx.export`` is tracing, by torch.export or by TorchScript."""
     return (compiling() or torch.jit.is_tracing()) and _is_in_onnx_export()
 
 
@@ -65,7 +67,8 @@ def _is_in_onnx_export() -> bool:
 
 
 def surely(condition) -> bool:
-    """Whether a condition on sizes holds; False where torch.compile is tracing and a size is known only at run time.
+    """Returns whether a condition on sizes holds; False where torch.compile is tracing and a size is known only at run
+    time.
 
     Fake kernels, which get symbolic sizes as well, use ``if_known`` instead.
     """

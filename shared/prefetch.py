@@ -41,7 +41,7 @@ def prefetch(batches: Iterable[Any], prepare: Callable[[Any], T], device) -> Ite
         prepare: turns a batch of the loader into tensors, graphs, and batches of PyG and DGL, alone or in tuples, lists
             and dictionaries. Nothing else that it returns may hold GPU memory. An object that shares memory which torch
             did not allocate must come with the memory's owner: a Graph made of a DGL block, with the block.
-        device: where training runs. On a CPU there is no prefetching.
+        device: the device of the training. On a CPU there is no prefetching.
     Raises:
         TypeError, ValueError: prepare is not a function, or device not a device.
 

@@ -249,7 +249,7 @@ struct BlockTotals {
   }
 
   // Writes the block's partial sums; those of neighbouring blocks are of_block floats apart. Value k of a lane of a
-  // warp has the index ((warp * kCount + k / 4) * 32 + lane) * 4 + k % 4 (shared/programs/cuda_products.py).
+  // warp has the index ((warp * kCount + k / 4) * 32 + lane) * 4 + k % 4 (shared/programs/cuda/products.py).
   __device__ inline void finish(float* parts, int of_block) const {
     float4* const part = reinterpret_cast<float4*>(parts + static_cast<int64_t>(blockIdx.x) * of_block) +
                          threadIdx.x / 32 * kCount * 32 + threadIdx.x % 32;

@@ -261,7 +261,7 @@ struct TileTotals {
   }
 
   // Adds up the sums of a block's warps in order and writes them. Value k of a lane has the index (k / 4 * 32 + lane) *
-  // 4 + k % 4 in the block's part (shared/programs/cuda_tiles.py).
+  // 4 + k % 4 in the block's part (shared/programs/cuda/tiles.py).
   __device__ inline void finish(float* parts) const {
     __shared__ float4 shared[kReduceThreads];
     float4* const part = reinterpret_cast<float4*>(parts + static_cast<int64_t>(blockIdx.x) * (kColumns * kDepth));

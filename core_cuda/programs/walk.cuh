@@ -1,5 +1,5 @@
 // The building blocks of generated walks. A walk is a Reducer of common/segment_reduce.cuh, which describes how rows
-// are split and merged. Its text is generated from a program (shared/programs/cuda_code.py).
+// are split and merged. Its text is generated from a program (shared/programs/cuda/code.py).
 //
 // A row of `frame` values is spread over the lanes of a sub-warp, kV contiguous values in each. The Reducer derives
 // from Lane, computes the values of an edge in registers, and reduces them into its Segment. Sums over all edges stay
@@ -15,7 +15,7 @@
 
 namespace edgeless::cuda::programs {
 
-// shared/programs/cuda_walks.py packs the same bytes.
+// shared/programs/run/cuda_walks.py packs the same bytes.
 template <int kReads, int kWrites>
 struct WalkArgs {
   CompressedGraph graph;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void shares_add(A (&x)[kCount], unsigned sub_warp) {
   }
 }
 
-// Returns whether x counts as equal to an extremum (tolerance() of shared/programs/ops.py).
+// Returns whether x counts as equal to an extremum (tolerance() of shared/programs/front/ops.py).
 template <bool kNear, class A>
 __device__ __forceinline__ bool is_near(A x, A best) {
   constexpr A kTolerance = sizeof(A) == 8 ? A(0x1p-46) : A(0x1p-17);
@@ -206,7 +206,7 @@ __device__ __forceinline__ int64_t within(int64_t index, int64_t extent) {
   return index;
 }
 
-// Functions that generated text calls (shared/programs/scalar_ops.py).
+// Functions that generated text calls (shared/programs/lowering/scalar_ops.py).
 __device__ __forceinline__ float el_expf(float x) { return power_of_two(x * float(kLog2e)); }
 __device__ __forceinline__ double el_exp(double x) { return exp(x); }
 __device__ __forceinline__ float el_logf(float x) { return logf(x); }

@@ -8,7 +8,7 @@
 
 namespace edgeless::cuda::programs {
 
-static_assert(sizeof(ReducePlan) == 56);  // shared/programs/cuda_walks.py packs a field of this size
+static_assert(sizeof(ReducePlan) == 56);  // shared/programs/run/cuda_walks.py packs a field of this size
 
 constexpr int kBlocksWithTotals = 8;  // blocks per SM; each block writes its partial sums over all edges
 

@@ -9,7 +9,7 @@ from edgeless.layers.stand_in import stand_in
 
 from .. import ops as _ops  # noqa: F401  registers the replaced functions of dgl.ops, which dgl.nn exports too
 from .._framework import stock, stock_hetero, stock_linear
-from ..generated import class_to_swap, generated_class, passes_messages
+from ..generated.classes import class_to_swap, generated_class, passes_messages
 from .agnnconv import AGNNConv
 from .dotgatconv import DotGatConv
 from .gatconv import GATConv

@@ -17,20 +17,20 @@ from edgeless.functional.layer import attention_layer
 from edgeless.layers.adapter import inference_refusal, is_plain
 
 from ..convert import Relation, relation_of, to_dgl
-from ..deferred import computed, watched_calls
+from ..generated.deferred import computed, watched_calls
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr)
 _NUMBERS = {nn.Dropout: "p", nn.LeakyReLU: "negative_slope"}
 
 
 class DGLLayer(FusedLayer):
-    """Mixin before the upstream class: keeps its parameters and options, and fuses its message passing.
+    """Mixin that precedes the upstream class, keeps its parameters and options, and fuses its message passing.
 
     The upstream layer raises DGLError for a graph with zero-in-degree nodes unless ``allow_zero_in_degree``. Such a
     call counts as unsupported here, so that the upstream layer raises. The graph caches whether it has such nodes.
     """
 
-    # Submodules that the kernel replaces, and the class that each must have for that.
+    # Submodules that the kernel replaces -> the class that each must have.
     _taken_over: tuple[tuple[str, type], ...] = ()
     # Methods of the upstream layer that its forward calls and the kernel replaces.
     _steps: tuple[Callable, ...] = ()
@@ -77,7 +77,9 @@ class DGLLayer(FusedLayer):
         return reasons
 
     def _input_refusal(self, relation: Relation, feat) -> Optional[str]:
-        """Why the kernels do not support ``feat``, a Tensor or a pair, or None. The upstream layer raises the error."""
+        """Returns why the kernels do not support ``feat``, a Tensor or a pair, or None. The upstream layer raises the
+        error.
+        """
         handle = relation.handle
         sizes = (handle.num_src, handle.num_dst)
         if isinstance(feat, tuple):

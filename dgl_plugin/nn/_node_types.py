@@ -32,7 +32,7 @@ class NodeTypes(NamedTuple):
         return torch.ops.edgeless.typed_blend(y.to(dtype), x.to(dtype), alpha.to(dtype), *self)
 
 
-def nodes_by_type(call: str, types: Tensor, num_types: int, count: int) -> NodeTypes:
+def nodes_by_type(types: Tensor, num_types: int, count: int) -> NodeTypes:
     """The first ``count`` nodes sorted by type, from the cache if possible.
 
     Raises:
@@ -40,7 +40,7 @@ def nodes_by_type(call: str, types: Tensor, num_types: int, count: int) -> NodeT
     """
 
     def build():
-        rows = rows_by_type(call, "ntype", as_index(types[:count]), num_types, "T")
+        rows = rows_by_type("HGTConv", "ntype", as_index(types[:count]), num_types, "T")
         return Graph(rows, None, num_types, num_types)
 
     csr = graph_for(types, ("nodes by type", num_types, count), build, tensors=(types,)).csr

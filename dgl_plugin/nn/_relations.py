@@ -16,7 +16,7 @@ Handle = Union[Graph, DistGraph]
 
 
 def etypes_refusal(handle: Handle, etypes: Any) -> Optional[str]:
-    """Why the kernels do not support ``etypes``, or None. The upstream layer raises its own error for it."""
+    """Returns why the kernels do not support ``etypes``, or None. The upstream layer raises its own error for it."""
     if type(etypes) not in (Tensor, Parameter):
         return f"etypes is a {type(etypes).__name__}, not a Tensor"
     if tuple(etypes.shape) != (handle.num_edges,) or etypes.dtype not in (torch.int32, torch.int64):

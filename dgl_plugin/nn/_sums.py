@@ -14,7 +14,7 @@ from ..convert import Relation
 
 
 def edge_weight_refusal(relation: Relation, feat, edge_weight) -> Optional[str]:
-    """Why the kernels, which take one weight per edge, do not support ``edge_weight``, or None.
+    """Returns why the kernels, which take one weight per edge, do not support ``edge_weight``, or None.
 
     Its dtype must be that of the features, unless autocast is on, which here converts both.
     """

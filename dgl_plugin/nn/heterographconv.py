@@ -39,8 +39,8 @@ class _Call(NamedTuple):
 
 
 class HeteroGraphConv(stock_hetero.HeteroGraphConv):
-    r"""``dgl.nn.HeteroGraphConv``, which calls a layer for each relation and joins what they return for a
-    type of nodes.
+    r"""``dgl.nn.HeteroGraphConv``, which calls a layer for each relation and aggregates their results for each node
+    type.
 
     Constructor, parameters and results are those of the upstream layer. Where ``aggregate`` is ``"sum"`` or ``"mean"``
     and all layers that are called, at least four, are GraphConv with the same norm, or all are SAGEConv with the

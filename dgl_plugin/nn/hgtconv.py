@@ -60,7 +60,7 @@ class HGTConv(DGLLayer, stock.HGTConv):
         if isinstance(x, tuple):
             reasons.append("x is a pair, which the stock layer rejects")
             return reasons
-        reasons += typed_rows_refusals(x, ntype, self.in_size, self.linear_k.W, follows_autocast=True)
+        reasons += typed_rows_refusals(x, ntype, self.in_size, self.linear_k.W)
         if reason := etypes_refusal(handle, etype):
             reasons.append(reason)
         return reasons
@@ -71,9 +71,9 @@ class HGTConv(DGLLayer, stock.HGTConv):
         width, rounded = self.num_heads * self.head_size, rounds_to(x.device.type)
         maps = [weights_of(linear) for linear in (self.linear_k, self.linear_v, self.linear_q)]
         num_ntypes = self.skip.size(0)
-        nodes = targets = nodes_by_type("HGTConv", ntype, num_ntypes, x.size(0))
+        nodes = targets = nodes_by_type(ntype, num_ntypes, x.size(0))
         if relation.is_block:
-            targets = nodes_by_type("HGTConv", ntype, num_ntypes, x_dst.size(0))
+            targets = nodes_by_type(ntype, num_ntypes, x_dst.size(0))
             k, v = nodes.product(x, torch.cat(maps[:2], dim=2), rounded).split(width, dim=1)
             q = targets.product(x_dst, maps[2], rounded)
         else:

@@ -122,7 +122,9 @@ def _norm_refusal(handle: Graph, norm: Any, weight: Tensor) -> Optional[str]:
 
 
 def _unlike(name: str, x: Tensor, weight: Tensor) -> Optional[str]:
-    """Why the dtype or device of ``x`` does not fit the weights, or None. Autocast converts all dtypes but float64."""
+    """Returns why the dtype or device of ``x`` does not fit the weights, or None. Autocast converts all dtypes but
+    float64.
+    """
     if x.dtype == weight.dtype != torch.float64 and x.device == weight.device:
         return None
     rounds = autocasts(x.device.type)

@@ -11,7 +11,7 @@ from edgeless.layers.adapter import typed_rows_refusals
 
 from .._autocast import as_products_read
 from .._framework import stock_linear
-from ..deferred import computed, watched_calls
+from ..generated.deferred import computed, watched_calls
 
 
 class TypedLinear(FusedLayer, stock_linear.TypedLinear):
@@ -33,7 +33,7 @@ class TypedLinear(FusedLayer, stock_linear.TypedLinear):
         return self._choose(x, x_type, sorted_by_type)
 
     def _fusion_refusals(self, x, x_type, sorted_by_type=False) -> list[str]:
-        return typed_rows_refusals(x, x_type, self.in_size, self.W, follows_autocast=True)
+        return typed_rows_refusals(x, x_type, self.in_size, self.W)
 
     def _fused_forward(self, x, x_type, sorted_by_type):
         return gather_mm(*as_products_read(x, weights_of(self)), x_type)

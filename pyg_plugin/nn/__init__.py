@@ -11,7 +11,7 @@ from torch_geometric.nn.conv import MessagePassing as _StockMessagePassing
 from edgeless.choices.backends import register_family, register_layer
 from edgeless.layers.stand_in import stand_in
 
-from ..generated import MessagePassing, class_to_swap, generated_class
+from ..generated.classes import MessagePassing, class_to_swap, generated_class
 from ..joined import join
 from . import aggr
 from .aggr import MaxAggregation, MinAggregation

@@ -34,9 +34,9 @@ __all__ = ["MaxAggregation", "MinAggregation"]
 
 
 class _Extremum(Scriptable, FusedLayer):
-    """Base of both layers, which define ``stock`` and ``reduction``."""
+    """Base of both layers; each defines ``stock`` and ``reduction``."""
 
-    _called_with_index = True  # by layers of PyG
+    _called_with_index = True  # layers of PyG call it so
 
     def forward(self, x, index=None, ptr=None, dim_size=None, dim=-2):
         """The extremum of every group, 0 for an empty one.

@@ -32,7 +32,7 @@ class AGNNConv(FusedConv, agnn_conv.AGNNConv):
 
     node_dims = (0, -2)
     layouts = (torch.strided,)
-    edge_dim = fill_value = lin_edge = None  # options of other layers that kinds of graph read
+    edge_dim = fill_value = lin_edge = None  # options of other layers, which the conversion of graphs reads
 
     def forward(self, x, edge_index):
         """The layer's output.

@@ -1,4 +1,4 @@
-"""GPSConv of PyG, which asks no GPU how many nodes the graphs of a padded batch have."""
+"""GPSConv of PyG, which does not wait for the GPU to learn the sizes of a padded batch's graphs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GPSConv(gps_conv.GPSConv):
         return [] if self.conv is None else list(explain(self.conv, x, edge_index, **kwargs).reasons)
 
     def _of_known_sizes(self, x: Tensor, edge_index: Any, batch: Tensor, dense: DenseRows, kwargs: dict) -> Tensor:
-        """The upstream forward, but for how rows get into the dense batch and back."""
+        """The upstream forward, except that rows enter and leave the dense batch by known indices."""
         parts = []
         if self.conv is not None:
             h = F.dropout(self.conv(x, edge_index, **kwargs), p=self.dropout, training=self.training)

@@ -26,8 +26,8 @@ _NOTHING = torch.empty(0, device="cpu")
 
 
 class HeteroConv(hetero_conv.HeteroConv):
-    r"""``torch_geometric.nn.HeteroConv``, which calls a layer for each relation and adds, or otherwise joins, what they
-    return for a type of nodes.
+    r"""``torch_geometric.nn.HeteroConv``, which calls a layer for each relation and adds up, or otherwise aggregates,
+    their results for each node type.
 
     Constructor, parameters and results are those of the upstream layer. Where ``aggr`` is ``"sum"`` and all layers that
     are called, at least four, are SAGEConv, or all are GraphConv, of edgeless with the same sum or mean and matrices of

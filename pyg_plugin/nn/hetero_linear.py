@@ -37,11 +37,11 @@ class HeteroLinear(Scriptable, FusedLayer, linear.HeteroLinear):
     def _fusion_refusals(self, x, type_vec) -> list[str]:
         if hasattr(self, "_hook"):
             return ["the parameters are not initialised yet"]
-        refusals = typed_rows_refusals(x, type_vec, self.in_channels, self.weight, follows_autocast=True)
+        refusals = typed_rows_refusals(x, type_vec, self.in_channels, self.weight)
         return refusals or tracing_refusals()
 
     def _stock_forward(self, x, type_vec):
-        # The stock layer reads and writes beyond the ends of its tensors for types of another number.
+        # The upstream layer reads and writes beyond the ends of its tensors for types of another number.
         both = isinstance(x, Tensor) and isinstance(type_vec, Tensor)
         if both and type_vec.shape != x.shape[:1] and not hasattr(self, "_hook"):
             raise ValueError(f"type_vec must have shape [N] = {list(x.shape[:1])}, got {list(type_vec.shape)}")

@@ -105,7 +105,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
             if not known and edge_index_dict.keys() <= types.keys():
                 known = all(key[0] in x_dict and key[-1] in x_dict for key in edge_index_dict)
             if known and _C.are_edge_lists((*edge_index_dict.values(),), device):
-                return None  # the usual case; otherwise the checks below word the reasons
+                return None  # the usual case; otherwise the checks below find the reasons
         for key, edge_index in edge_index_dict.items():
             if key not in types or key[0] not in x_dict or key[-1] not in x_dict:
                 return f"edge_index_dict has {key!r}, which the metadata or x_dict has not"

@@ -166,7 +166,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         products = every_product(x, self._weights())
         queries, keys = (products @ torch.cat((self.q, self.k), 1)).split(heads, 1)
         # The query of an edge is that of its destination and relation: a row for each edge is tiny here. The gradient
-        # of embedding() sums rows in their order, as that of index_select() does, but by one loop.
+        # of embedding() sums rows in their order, like that of index_select(), but in one loop.
         term = F.embedding(pairs_of_destinations(graph, edge_index, edge_type, self.flow), queries)
         if (edge_attr := _as_rows(edge_attr, x.dtype)) is not None:
             term = term + edge_attr @ (self.e.t() @ self.lin_edge.weight).to(x.dtype).t()

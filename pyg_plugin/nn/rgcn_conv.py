@@ -30,7 +30,7 @@ class _Relational:
 
     node_dims = (0,)
     aggregations = NeighborReduction.aggregations
-    _extrema = True  # whether the upstream layer supports them
+    _extrema = True  # whether the upstream layer supports extrema
 
     def forward(self, x, edge_index, edge_type=None):
         """The layer's output.

@@ -42,12 +42,12 @@ def register_batch(
 
     Args:
         cls: the class.
-        take_apart: returns what the batch's tensors and numbers are called, and these. What it leaves out cannot be
-            read by a captured step.
-        put_together: returns a copy of a batch that has the given tensors and numbers, under these names, and nothing
-            else that differs between batches.
+        take_apart: returns the names of the batch's tensors and numbers, and their values. A captured step cannot read
+            anything else of the batch.
+        put_together: returns a copy of a batch with the given tensors and numbers under these names, and nothing else
+            that differs between batches.
     """
-    _KINDS.clear()  # of subclasses, which may have been taken for no batches
+    _KINDS.clear()  # a subclass may have been noted as no batch
     _REGISTERED[cls] = _Kind(take_apart, put_together)
 
 
@@ -71,7 +71,7 @@ Leaf = Any  # a tensor, a number, text, None, a graph
 
 
 def leaves_of(value: Any, leaves: list[Leaf]) -> Hashable:
-    """Appends the leaves of an argument to ``leaves`` and returns how they are nested and what they are called."""
+    """Appends the leaves of an argument to ``leaves`` and returns their nesting and names."""
     kind = type(value)
     if kind in _TENSORS or kind in _PLAIN:
         leaves.append(value)
@@ -101,7 +101,7 @@ def with_leaves(value: Any, leaves: Iterator[Leaf]) -> Any:
 
 
 def step_key(leaf: Leaf, kind: str, device: int) -> Hashable:
-    """Returns the key of a leaf: what a recorded step takes for granted of it. Tensors may have other values.
+    """Returns the key of a leaf: the properties that a recorded step relies on. The values of tensors may differ.
 
     Raises:
         Unfit: no step with this argument can be captured on the device ``kind:device``.

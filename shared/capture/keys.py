@@ -1,4 +1,4 @@
-"""The keys by which calls of a captured model are equal: arguments, settings and the state of the model."""
+"""Keys that decide whether calls of a captured model are equal: arguments, settings and the state of the model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .. import _C
 from ..autocast import rounds_to
 from ..choices.backends import current_backend, transform_refusal
 from ..choices.engines import current_engine
+from ..graph.graph_cache import several_processes
 from ..graph.handle import Graph
 from ..graph.typed import TypedGraph
-from ..graph.weak_cache import several_processes
 
 __all__ = ["State", "Unfit", "call_refusal", "flatten", "is_moving", "leaf_key", "parts_of", "settings", "unflatten"]
 
@@ -28,7 +28,7 @@ _GRAPHS = (Graph, TypedGraph)
 
 
 class Unfit(Exception):
-    """Says in words why a call cannot be captured."""
+    """Raised with the reason why a call cannot be captured."""
 
 
 # Arguments -----------------------------------------------------------------------------------------------------------
@@ -149,8 +149,8 @@ class State:
     It holds references to the parts of the model but not to the model, which may be freed.
 
     Args:
-        model: its current state is taken.
-        device: the index of the GPU where all its tensors have to be.
+        model: the model, whose current state is kept.
+        device: the index of the GPU that all its tensors must be on.
         apart: the name of an attribute of the model that is ignored.
     Raises:
         Unfit: a model in this state cannot be captured.
@@ -199,7 +199,7 @@ class State:
         return self._state.has_memory()
 
     def change(self, model: torch.nn.Module) -> str:
-        """Says in words what differs from this state."""
+        """Returns a description of what differs from this state."""
         if not self.has_memory():
             return "parameters, buffers or modules are replaced"
         for module, before, after in zip((model, *self._inner), self._attributes, self._attributes_of(model)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Hashable
 from typing import Any, Optional, TypeVar
@@ -12,17 +11,16 @@ import torch
 from .._C import call_key
 from ..checks import compiling
 from ..graph.weak_cache import trusts_versions
-from .counts import Counts
+from .counts import Counts, recording_lock
 from .keys import State, Unfit, call_refusal, flatten, is_moving, leaf_key, settings
 from .model_recording import CudaGraphs, Recording
 
-__all__ = ["Capture", "capture", "recording_lock"]
+__all__ = ["Capture", "capture"]
 
-_MISSES = 4  # after this many times ``most`` calls in a row without a capture to replay, a handle gives up
-_MOST_SEEN = 256  # distinct calls that a handle counts
+_MISSES = 4  # after this many times ``most`` calls in a row without a replay, capturing ends
+_MOST_SEEN = 256  # distinct calls that are counted
 _CUDA = CudaGraphs()
 _Model = TypeVar("_Model", bound=torch.nn.Module)
-recording_lock = threading.Lock()  # a process records one capture at a time; meanwhile other models run uncaptured
 
 
 def capture(model: _Model, *, warmup: int = 3, most: int = 8) -> _Model:
@@ -49,7 +47,7 @@ def capture(model: _Model, *, warmup: int = 3, most: int = 8) -> _Model:
     Args:
         model: any module whose parameters are on one GPU.
         warmup: equal calls before a capture, at least 1.
-        most: the most captures that are kept. Each holds the memory of a forward and a backward.
+        most: the largest number of captures that are kept. Each holds the memory of a forward and a backward.
     Returns:
         ``model`` itself.
     Raises:
@@ -89,7 +87,7 @@ class _Calls:
     """
 
     def __init__(self):
-        self.kept: dict[Hashable, list[Recording]] = {}  # by the key of a call; one per state of the model
+        self.kept: dict[Hashable, list[Recording]] = {}  # key of a call -> recordings, one per state of the model
         self.seen: dict[Hashable, list[_Seen]] = {}
 
 
@@ -109,7 +107,7 @@ class _Forward:
 
 
 class _ExtraRepr:
-    """Adds the report to what a captured model's class prints of it."""
+    """Adds the report to a captured model's ``repr``."""
 
     def __init__(self, owner: Capture):
         self.owner = owner
@@ -121,7 +119,7 @@ class _ExtraRepr:
         return f"{own}\n{report}" if own else report
 
     def __reduce_ex__(self, protocol):
-        """As :meth:`_Forward.__reduce_ex__`."""
+        """Does the same as :meth:`_Forward.__reduce_ex__`."""
         return getattr, (self.owner._model(), "extra_repr")
 
 
@@ -144,7 +142,7 @@ def _is_object(leaf: Any) -> bool:
 
 
 class Capture(Counts):
-    """What :func:`capture` puts at ``model.captured``: it reports on the captures and releases the model."""
+    """The object at ``model.captured``, which reports on the captures and can release the model."""
 
     def __init__(self, model: torch.nn.Module, warmup: int, most: int, graphs: Any = _CUDA):
         self._model = weakref.ref(model)
@@ -250,21 +248,5 @@ class Capture(Counts):
     def _record(self, key, seen: _Seen, model, leaves: list[Any], tree) -> Optional[Recording]:
         if not trusts_versions():
             raise Unfit("EDGELESS_CACHE asks for more than versions to tell edited graphs")
-        for other, kept in list(self._kept.items()):
-            self._kept[other] = [recording for recording in kept if not recording.is_stale()]
-            if not self._kept[other]:
-                del self._kept[other]
-        if self.num_captured >= self._most:
-            raise Unfit(f"there are {self._most} captures, the most that are kept")
-        if not recording_lock.acquire(blocking=False):
-            raise Unfit("another capture is going on")
-        try:
-            recording = Recording(self._graphs, model, type(model).forward, leaves, tree, seen.state)
-        except Unfit:
-            seen.failed = True
-            raise
-        finally:
-            recording_lock.release()
-        self._seen[key].remove(seen)
-        self._kept.setdefault(key, []).append(recording)
-        return recording
+        call = self._graphs, model, type(model).forward, leaves, tree, seen.state
+        return self._recorded(key, seen, lambda: Recording(*call))

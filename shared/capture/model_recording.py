@@ -25,8 +25,8 @@ from .watching import WatchingMode
 
 __all__ = ["CudaGraphs", "Recording", "Watch", "in_words", "place_of"]
 
-_WAITS = "called a synchronizing CUDA operation"  # part of PyTorch's warning
-_MOST_RUNS = 8  # more, before a recording, than the three of every call
+_WAITS = "called a synchronizing CUDA operation"  # a part of the text of PyTorch's warning
+_MOST_RUNS = 8  # additional runs before a recording, beside the three of every call
 _MOST_DIFFERENTIABLE = 3  # outputs, since a backward is recorded for each non-empty subset that a loss may use
 
 
@@ -146,7 +146,7 @@ class _CudaRecorder:
 
 
 class Watch(WatchingMode):
-    """Collects the tensors that ops read but that no op in the block made.
+    """Collects the tensors that ops read and no op in the block has made.
 
     Raises:
         Unfit: an op writes to one that is not in ``writable`` (storages, see :func:`place_of`).
@@ -190,7 +190,7 @@ class Watch(WatchingMode):
 
 
 def place_of(t: Tensor) -> int:
-    """Returns what identifies the memory of a tensor while it is alive."""
+    """Returns an id of the memory of a tensor, valid while the tensor is alive."""
     return t.untyped_storage()._cdata
 
 
@@ -299,7 +299,7 @@ class Recording:
                         break
         except Unfit:
             raise
-        except Exception as error:  # of the model, whose uncaptured call will raise it again, or out of memory
+        except Exception as error:  # the model's error, which its uncaptured call will raise again, or out of memory
             raise Unfit(in_words(error)) from error
         finally:
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What torch's optimizers need in a CUDA graph: step counters on the GPU, and learning rates that are tensors."""
+"""Prepares torch's optimizers for CUDA graphs: step counters on the GPU, and learning rates that are tensors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from torch import Tensor
 
 __all__ = ["Prepared"]
 
-_TAKE_TENSORS = (torch.optim.Adam, torch.optim.AdamW)  # by every implementation; others only where they are fused
+#  all their implementations accept tensors; other optimizers only if they are fused.
+_TAKE_TENSORS = (torch.optim.Adam, torch.optim.AdamW)
 
 
 class Prepared:
-    """Optimizers whose steps can be captured, as far as torch offers it.
+    """Optimizers whose steps can be captured, if torch supports that.
 
     Args:
-        optimizers: those whose parameters are on devices of type ``kind`` are changed at the first :meth:`renew`.
+        optimizers: the optimizers; the first :meth:`renew` changes those whose parameters are on devices of ``kind``.
         kind: the type of the device, ``"cuda"``.
     """
 
@@ -26,9 +27,9 @@ class Prepared:
         self._rates: dict[tuple[int, int], Tensor] = {}  # the tensor that recordings read, by optimizer and group
 
     def renew(self) -> None:
-        """Makes groups capturable that are not, and writes learning rates that were replaced into the tensors.
+        """Makes all groups capturable, and writes learning rates that were replaced into the tensors.
 
-        A new group, a checkpoint and a scheduler of a torch that does not write to tensors bring such groups.
+        Groups change by new groups, by checkpoints, and by schedulers of torch versions that do not write to tensors.
         """
         for place, optimizer in enumerate(self._optimizers):
             for number, group in enumerate(optimizer.param_groups):

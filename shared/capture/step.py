@@ -17,9 +17,8 @@ from ..checks import compiling
 from ..graph import max_degrees
 from ..graph.weak_cache import trusts_versions
 from .batches import leaves_of, step_key
-from .counts import Counts
+from .counts import Counts, recording_lock
 from .keys import Unfit, call_refusal, flatten, settings, unflatten
-from .model import recording_lock
 from .model_recording import CudaGraphs
 from .optimizers import Prepared
 from .step_recording import Observation, StepRecording, observed
@@ -27,10 +26,10 @@ from .surroundings import Surroundings
 
 __all__ = ["CapturedStep", "capture_step"]
 
-_MISSES = 8  # after this many times ``most`` calls in a row without a replay, a step is not looked at any more
+_MISSES = 8  # after this many times ``most`` calls in a row without a replay, a step is not captured any more
 _MOST_SEEN = 256  # distinct calls that are counted
-_MOST_STATES = 16  # surroundings that are kept
-_MOST_WATCHED = 8  # calls that are watched until one launches what the call before did
+_MOST_STATES = 16  # kept surroundings
+_MOST_WATCHED = 8  # most watched calls until one launches the same kernels as the call before
 _CUDA = CudaGraphs()
 
 Models = Union[torch.nn.Module, Iterable[torch.nn.Module], None]
@@ -48,26 +47,26 @@ def capture_step(
     """Lets a whole training step run as one replay of a CUDA graph, once calls with arguments of equal shapes repeat.
 
     ``function`` takes a batch, and computes loss, gradients and the optimizer's step as it would without this. The
-    first ``warmup`` calls of a kind run as they are written, the last of them watched; the next one is recorded, and
-    from then on replayed. Calls are of one kind if their arguments have the same shapes and dtypes and the same numbers
-    and text, and if nothing else that the step reads has changed: modes, modules and attributes of models, the state
-    and hyperparameters of optimizers, closures and global variables of the function, autocast, backend and engine.
-    Arguments are tensors, numbers, text, nested tuples, lists and dictionaries of them, and batches of PyG. Their
-    tensors, of integers too, are copied into the recording, except those that were the same objects in all calls before
-    it. A graph that differs between calls is sorted on the GPU in every replay; its ids are checked there, and a wrong
-    one is an error of a later call.
+    first ``warmup`` calls of a kind run as they are written, and the last of these is observed. The next call is
+    recorded, and later calls are replayed. Calls are of one kind if their arguments have the same shapes and dtypes and
+    the same numbers and text, and if nothing else that the step reads has changed: modes, modules and attributes of
+    models, the state and hyperparameters of optimizers, closures and global variables of the function, autocast,
+    backend and engine. Arguments are tensors, numbers, text, nested tuples, lists and dictionaries of them, and batches
+    of PyG. Their tensors, of integers too, are copied into the recording, except those that were the same objects in
+    all calls before it. A graph that differs between calls is sorted on the GPU in every replay; its ids are checked
+    there, and a wrong one is an error of a later call.
 
-    Results are bitwise those of the function itself. Dropout draws as it does there, BatchNorm, moving averages and
-    gradients that several calls accumulate are updated, a scheduler's learning rates are followed. What the function
-    returns has no autograd history, in any call.
+    Results equal those of the function itself bit by bit. Dropout draws the same masks; BatchNorm, moving averages and
+    gradients that several calls accumulate are updated; learning rates follow a scheduler. The function's results have
+    no autograd history in any call.
 
     A step that prints, reads a number from the GPU (``.item()``), writes to a tensor on the CPU, draws random numbers
     on the host, changes lists or objects, or has hooks is not recorded: it runs as it is written, and :meth:`report`
-    says why. So does every step on the CPU. Everything outside of ``function`` runs as ever; call ``model.train()`` and
-    ``scheduler.step()`` there.
+    says why. So does every step on the CPU. Everything outside of ``function`` runs as before; call ``model.train()``
+    and ``scheduler.step()`` there.
 
-    Optimizers on a GPU are made capturable where torch offers it (their step counters move to the GPU), and the
-    learning rates of Adam, AdamW and fused optimizers become tensors, which schedulers write to. Others keep a number,
+    Optimizers on a GPU are made capturable if torch supports it (their step counters move to the GPU), and the learning
+    rates of Adam, AdamW and fused optimizers become tensors, which schedulers write to. Other optimizers keep a number,
     and a step with another number is recorded again.
 
     Args:
@@ -75,13 +74,13 @@ def capture_step(
         model: the module, or the modules, that the step trains or calls. Those in closures are found as well.
         optimizer: the optimizer or optimizers, likewise.
         warmup: equal calls before a recording, at least 2.
-        most: the most recordings that are kept. All share the memory of one pool.
+        most: the largest number of recordings that are kept. All share one memory pool.
     Returns:
         A :class:`CapturedStep`, which is called like ``function``.
     Raises:
         TypeError: function, model or optimizer is something else.
         ValueError: ``warmup`` is less than 2, or ``most`` less than 1.
-        IndexError: of a call: in a call before, a graph had ids out of range.
+        IndexError: raised by a call if a graph of an earlier call had ids out of range.
 
     Example:
         >>> import torch, edgeless
@@ -124,7 +123,7 @@ def _several(name: str, given: Any, kind: type) -> list:
 
 
 class _Seen:
-    """Equal calls that were not recorded: how often they came, and which arguments were the same objects."""
+    """Equal calls that were not recorded: their number, and which arguments were the same objects in all."""
 
     def __init__(self, state: Optional[Surroundings], pattern: list[bool], before: Optional[_Seen]):
         self.state, self.pattern = state, pattern
@@ -143,7 +142,7 @@ class _Seen:
                 for same, before, now, leaf in zip(self.constant, self._stamps, stamps, leaves)
             ]
             if constant != self.constant:
-                self.observation = None  # it has to be watched again
+                self.observation = None  # the step has to be observed again
             self.constant = constant
         else:
             self.constant = [True] * len(leaves)
@@ -152,7 +151,7 @@ class _Seen:
 
 
 def _stamp(leaf: Any) -> tuple:
-    """What is the same for a constant: the object and, for integers, its version."""
+    """A value that is equal for a constant argument: the object and, for integers, its version."""
     if isinstance(leaf, Tensor):
         return weakref.ref(leaf), leaf.data_ptr(), None if leaf.is_floating_point() else leaf._version
     if hasattr(leaf, "__weakref__"):
@@ -176,7 +175,7 @@ class CapturedStep(Counts):
         self._running = threading.local()
 
     def __call__(self, *args, **kwargs):
-        if compiling() or getattr(self._running, "now", False):  # a step within itself belongs to the outer one
+        if compiling() or getattr(self._running, "now", False):  # a nested call of the step belongs to the outer one
             return self._function(*args, **kwargs)
         self._running.now = True
         try:
@@ -221,10 +220,10 @@ class CapturedStep(Counts):
                     raise IndexError(f"capture_step: in a call before, {what}; what was computed from it is wrong")
 
     def _find(self, arguments: tuple, leaves: list[Any]) -> Union[StepRecording, _Seen, None]:
-        """Appends the arguments' leaves to ``leaves`` and returns what to do.
+        """Appends the arguments' leaves to ``leaves`` and decides how to run the call.
 
         Returns:
-            The recording to replay; the calls of this kind, if this one is to be watched; or None if it just runs.
+            The recording to replay; the calls of this kind, if this call is to be observed; None if it just runs.
         """
         device = self._graphs.device()
         tree = leaves_of(arguments, leaves)
@@ -254,7 +253,7 @@ class CapturedStep(Counts):
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
         alike = self._seen.setdefault(key, [])
-        if state is None and alike:  # a call that has come before, so that finding out is worth the time
+        if state is None and alike:  # the call repeats an earlier one, so the search is profitable
             if self._states:
                 self._refuse(self._states[0].difference())
             state = Surroundings(self._function, self._roots, self._graphs.kind, device)
@@ -288,7 +287,7 @@ class CapturedStep(Counts):
         return self._recorders[key]
 
     def _watched(self, seen: _Seen, leaves: list[Any], args: tuple, kwargs: dict[str, Any]):
-        """Calls the function and notes what it does; it is fit to be recorded if it launched nothing new."""
+        """Calls the function and observes it. The next call may be recorded if this one launched no new kernels."""
         moving = [leaf for leaf, same in zip(leaves, seen.constant) if isinstance(leaf, Tensor) and not same]
         before = _extension.provided, max_degrees.arrived
         result, observation = observed(
@@ -300,7 +299,7 @@ class CapturedStep(Counts):
         except Unfit as unfit:
             observation.faults.append(str(unfit))
         if (_extension.provided, max_degrees.arrived) != before and seen.watched < _MOST_WATCHED:
-            return result  # code was compiled and loaded meanwhile, which writes files and reads the clock
+            return result  # code was compiled and loaded, which writes files and reads the clock
         if observation.faults:
             seen.failed = True
             for fault in dict.fromkeys(observation.faults):
@@ -310,41 +309,20 @@ class CapturedStep(Counts):
         return result
 
     def _record(self, key, seen: _Seen, leaves: list[Any], arguments) -> StepRecording:
-        self._drop(lambda recording: recording.is_stale())
-        if self.num_captured >= self._most:
-            raise Unfit(f"there are {self._most} captures, the most that are kept")
-        if not recording_lock.acquire(blocking=False):
-            raise Unfit("another capture is going on")
-        try:
-            gc.collect()  # autograd nodes that nobody holds any more may belong to another stream
-            recording = StepRecording(
-                self._graphs,
-                self._recorder(),
-                self._function,
-                arguments,
-                leaves,
-                seen.constant,
-                seen.state,
-                seen.observation,
-            )
-        except Unfit:
-            seen.failed, seen.observation = True, None  # which holds tensors
-            raise
-        finally:
-            recording_lock.release()
-        self._seen[key].remove(seen)
-        self._kept.setdefault(key, []).append(recording)
-        return recording
+        def record() -> StepRecording:
+            gc.collect()  # unreferenced autograd nodes may belong to another stream
+            call = self._function, arguments, leaves, seen.constant, seen.state, seen.observation
+            try:
+                return StepRecording(self._graphs, self._recorder(), *call)
+            except Unfit:
+                seen.observation = None  # the observation holds tensors
+                raise
 
-    def _drop(self, stale: Callable[[StepRecording], bool]) -> None:
-        for key, kept in list(self._kept.items()):
-            self._kept[key] = [recording for recording in kept if not stale(recording)]
-            if not self._kept[key]:
-                del self._kept[key]
+        return self._recorded(key, seen, record)
 
 
 def _without_history(result: Any) -> Any:
-    """Results of calls that were not replayed have no autograd history either."""
+    """Detaches results, so that calls that were not replayed have no autograd history either."""
     leaves: list[Any] = []
     tree = flatten(result, leaves)
     return unflatten(tree, iter([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]))

@@ -1,4 +1,4 @@
-"""A whole step, recorded in a CUDA graph: what it did while it was watched, and its replay."""
+"""Records a whole step in a CUDA graph, after observing it, and replays it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .surroundings import Surroundings, counts_versions
 
 __all__ = ["Observation", "StepRecording", "observed"]
 
-_READS = torch.ops.aten._local_scalar_dense.default  # of a number, by the host
+_READS = torch.ops.aten._local_scalar_dense.default  # a read of a number by the host
 _CLOCKS = frozenset({"time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns"})
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -32,7 +32,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class _StepWatch(Watch):
-    """Collects which tensors a step reads and writes that it did not make, and what no replay can do.
+    """Collects the tensors that a step reads and writes but has not made, and actions that no replay can repeat.
 
     Args:
         kind: the type of the device on which the step runs.
@@ -53,7 +53,7 @@ class _StepWatch(Watch):
 
     @contextlib.contextmanager
     def excuse(self) -> Iterator[None]:
-        """A block in which the step may wait for the GPU."""
+        """A context in which the step may wait for the GPU."""
         self._excused += 1
         mode = torch.cuda.get_sync_debug_mode() if self._kind == "cuda" else 0
         if mode:
@@ -82,7 +82,7 @@ class _StepWatch(Watch):
 @contextlib.contextmanager
 def _heard(faults: list[str]) -> Iterator[None]:
     """Notes in ``faults`` that the block prints, writes to files or reads the clock."""
-    if sys.getprofile() is not None:  # of a profiler, which is not disturbed
+    if sys.getprofile() is not None:  # a profiler is active and must not be disturbed
         yield
         return
 
@@ -96,7 +96,7 @@ def _heard(faults: list[str]) -> Iterator[None]:
             faults.append("the step reads the clock")
 
     collects = gc.isenabled()
-    gc.disable()  # its callbacks, which read the clock in some programs, are not the step's
+    gc.disable()  # its callbacks, which read the clock in some programs, do not belong to the step
     sys.setprofile(hear)
     try:
         yield
@@ -107,14 +107,14 @@ def _heard(faults: list[str]) -> Iterator[None]:
 
 
 def _warns(frame: Optional[FrameType]) -> bool:
-    """Whether a call comes from Python's warnings, which a replay need not repeat."""
+    """Returns whether a call comes from Python's warnings, which a replay need not repeat."""
     while frame is not None and frame.f_globals.get("__name__") not in ("warnings", "_py_warnings"):  # from 3.14 on
         frame = frame.f_back
     return frame is not None
 
 
 class Observation:
-    """What a step did in a call that was watched."""
+    """The actions of a step in a call that was observed."""
 
     def __init__(self, watch: _StepWatch, before: list[Optional[Tensor]], kind: str):
         self.faults = watch.faults
@@ -127,7 +127,7 @@ class Observation:
 
 
 def observed(graphs, recorder, moving: list[Tensor], leaves: list[Tensor], run: Callable[[], Any]):
-    """Runs a step and watches it.
+    """Runs a step and observes it.
 
     Args:
         graphs, recorder: the device interface, :class:`~edgeless.capture.model_recording.CudaGraphs`.
@@ -154,18 +154,18 @@ def observed(graphs, recorder, moving: list[Tensor], leaves: list[Tensor], run: 
 
 
 class StepRecording:
-    """A step of equal calls, recorded.
+    """The recording of a step for equal calls.
 
     Args:
         graphs, recorder: the device interface, :class:`~edgeless.capture.model_recording.CudaGraphs`.
         function: the step.
-        arguments: ``(args, kwargs)`` of the call.
+        arguments: the call's ``(args, kwargs)``.
         leaves: the arguments taken apart, see :func:`~edgeless.capture.batches.leaves_of`.
-        constant: of every leaf, whether it is the same object in all calls. Other tensors are copied in.
-        state: what the step reads beside its arguments, as it is now.
-        seen: what the step did in the last call.
+        constant: for every leaf, whether it is the same object in all calls. Other tensors are copied in.
+        state: the current surroundings of the step.
+        seen: the observation of the last call.
     Raises:
-        Unfit: the step cannot be recorded. Nothing has changed then.
+        Unfit: the step cannot be recorded. Then no state has changed.
     """
 
     def __init__(self, graphs, recorder, function, arguments, leaves, constant, state: Surroundings, seen: Observation):
@@ -229,7 +229,7 @@ class StepRecording:
         return any(t._version != version for t, version in self._versions)
 
     def fits(self, leaves: list[Any]) -> bool:
-        """Returns whether a call with these arguments, and with the gradients that there are, equals the recorded one.
+        """Returns whether a call with these arguments, and with the current gradients, equals the recorded one.
 
         The caller has compared the key and the state.
         """
@@ -260,7 +260,7 @@ class StepRecording:
 
 
 def _fits(wanted: Union[Tensor, bool, None], grad: Optional[Tensor]) -> bool:
-    """Returns whether a gradient is as a recording wants it: None for none, True for any, or that very tensor."""
+    """Returns whether a gradient matches a recording; ``wanted`` is None for none, True for any, or the tensor."""
     return grad is wanted or (wanted is True and grad is not None)
 
 
@@ -273,7 +273,7 @@ def _is_held(leaf: Any) -> bool:
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[list[int]]:
-    """Returns the places of tensors of equal dtypes, which one call copies."""
+    """Returns the indices of tensors grouped by dtype, since one call copies a group."""
     groups: dict[torch.dtype, list[int]] = {}
     for place, tensor in enumerate(tensors):
         groups.setdefault(tensor.dtype, []).append(place)
@@ -284,6 +284,6 @@ def _raise_versions(tensors: list[Tensor]) -> None:
     """Makes autograd and caches notice that a replay wrote to tensors."""
     try:
         torch.autograd.graph.increment_version(tensors)
-    except (AttributeError, TypeError):  # of torch before 2.5, which takes one tensor
+    except (AttributeError, TypeError):  # torch before 2.5 takes one tensor
         for t in tensors:
             torch.autograd.graph.increment_version(t)

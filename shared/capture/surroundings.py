@@ -1,6 +1,6 @@
-"""What a captured step reads beside its arguments: closures, globals, models, optimizers, and their tensors.
+"""The surroundings of a captured step: closures, globals, models, optimizers and their tensors, which it may read.
 
-A replay runs no Python, so every call compares all of it with what it was when the step was recorded.
+A replay runs no Python, so every call compares all of them with their state at the recording.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .keys import Unfit
 __all__ = ["Change", "Surroundings", "counts_versions"]
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, type)
-_SETTABLE = (bool, int, float, str, type(None))  # what a replay sets as the step has set it
-# Their functions and objects are compared by identity and not looked into, except for those of _FOLLOWED.
+_SETTABLE = (bool, int, float, str, type(None))  # types of values that a replay sets as the step did
+# Packages whose functions and objects are compared by identity and not searched, except for those of _FOLLOWED.
 _LIBRARIES = frozenset({"torch", "torch_geometric", "edgeless", "dgl", "numpy", "math", "typing", "builtins"})
 _FOLLOWED = ("torch_geometric.data", "torch_geometric.utils._mixin", "dgl.frame", "dgl.heterograph")
 _SCHEDULERS = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_SCALER_PASSES = "_per_optimizer_states"  # a GradScaler makes it anew in every step
+_SCALER_PASSES = "_per_optimizer_states"  # a GradScaler replaces it in every step
 _DEPTH = 8
-_MOST = 50_000  # objects; a step that reaches more is not captured
+_MOST = 50_000  # most objects; a step that reaches more is not captured
 
 
 class Change:
-    """A number or text that the step has set: a replay sets it too."""
+    """A number or text that the step has set, and that a replay sets too."""
 
     __slots__ = ("name", "scope", "value")
 
@@ -46,11 +46,11 @@ class Change:
 
 
 class Surroundings:
-    """What a step reads beside its arguments, at the moment when this object is made.
+    """The state that a step reads beside its arguments, at the time when this object is made.
 
     Args:
         function: the step.
-        roots: models and optimizers that were named by the user.
+        roots: the models and optimizers that the user has named.
         kind, device: the type and the index of the device on which the step runs.
     Raises:
         Unfit: a step with these surroundings cannot be captured.
@@ -59,7 +59,7 @@ class Surroundings:
     def __init__(self, function: Any, roots: Iterable[Any], kind: str, device: int):
         self._kind, self._device = kind, device
         self._names: set[str] = set()
-        self._known: dict[int, Any] = {}  # objects that were looked at, held so that no other gets their ids
+        self._known: dict[int, Any] = {}  # visited objects, kept alive so that no other gets their ids
         self._dicts: list[tuple[str, dict]] = []
         self._lists: list[tuple[str, list]] = []
         self._entries: list[tuple[str, dict, str]] = []
@@ -67,13 +67,13 @@ class Surroundings:
         self._sets: list[tuple[str, set, frozenset]] = []
         self.tensors: list[Tensor] = []
         names = -1
-        while names != len(self._names):  # a method that is found brings further names
+        while names != len(self._names):  # each method that is found adds names
             names = len(self._names)
             self._clear()
             for root in roots:
                 self._add(root, type(root).__name__, 0)
             self._add(function, "the step", 0)
-        # The gradients of these belong to the state that a step reads and leaves behind.
+        # The gradients of these parameters belong to the state that a step reads and leaves.
         self.leaves = [t for t in self.tensors if t.is_leaf and t.requires_grad]
         integers = [t for t in self.tensors if counts_versions(t, kind)]
         # References to all that is compared, so that no other object gets the id or the address of a part.
@@ -82,16 +82,16 @@ class Surroundings:
         self._places = [scope.get(name, _MISSING) for _, scope, name in self._entries]
         self._contents = [_content(cell) for _, cell in self._cells]
         self._held = [t.detach() for t in self.tensors]
-        matrices = [t for t in self.tensors if t.dim() > 1]  # whose .data may become a view of the same memory
+        matrices = [t for t in self.tensors if t.dim() > 1]  # their .data may become a view of the same memory
         self._memory = _model_state([], self.tensors, matrices, integers)
         self._notice()
 
     def _notice(self) -> None:
-        """Takes the objects in the dictionaries as they are: their identities are quick to compare."""
+        """Notes the identities of the objects in the dictionaries, which are quick to compare."""
         self._identities = _model_state([found for _, found in self._dicts], [], [], [])
 
     def holds(self) -> bool:
-        """Returns whether everything is as it was."""
+        """Returns whether the surroundings are unchanged."""
         return (
             self._memory.holds(_NOTHING)
             and not any(t._backward_hooks or t._post_accumulate_grad_hooks for t in self.leaves)
@@ -112,16 +112,16 @@ class Surroundings:
         return True
 
     def difference(self) -> str:
-        """Says in words what differs."""
+        """Returns a description of what differs."""
         for label, *_ in self._differences():
             return f"{label} changes"
         return "a tensor that the step reads has moved, was edited or has hooks"
 
     def changes(self) -> list[Change]:
-        """Returns what differs, if a replay can set it.
+        """Returns the values that differ, if a replay can set them.
 
         Raises:
-            Unfit: it is more than numbers and text.
+            Unfit: more than numbers and text differs.
         """
         found = []
         for label, name, scope, before, now in self._differences():
@@ -133,7 +133,7 @@ class Surroundings:
         return found
 
     def restore(self) -> None:
-        """Sets dictionaries, lists and closures back to what they were."""
+        """Restores dictionaries, lists and closures."""
         for (_, found), values in zip(self._dicts, self._values):
             if not _same_dicts(found, values):
                 found.clear()
@@ -150,7 +150,9 @@ class Surroundings:
                 cell.cell_contents = value
 
     def _differences(self) -> Iterator[tuple[str, Any, Optional[dict], Any, Any]]:
-        """Yields what differs, its name and the dictionary where it may be set, the values before and now."""
+        """Yields for each difference its description, its name, the dictionary where it may be set, and the values
+        before and now.
+        """
         for (label, found), values in zip(self._dicts, self._values):
             for name in [*values, *(name for name in found if name not in values)]:
                 before, now = values.get(name, _MISSING), found.get(name, _MISSING)
@@ -285,7 +287,7 @@ class Surroundings:
             if hooks:
                 raise Unfit(f"{name} has hooks, which a replay would not call")
             self._dicts.append((name, hooks))
-        for attribute in ("state", "param_groups"):  # load_state_dict() makes new ones
+        for attribute in ("state", "param_groups"):  # load_state_dict() replaces both
             self._entries.append((f"{name}.", vars(optimizer), attribute))
         self._lists.append((f"{name}.param_groups", optimizer.param_groups))
         for group in optimizer.param_groups:
@@ -339,7 +341,7 @@ def counts_versions(tensor: Tensor, kind: str) -> bool:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # empty
+    except ValueError:  # the cell is empty
         return _MISSING
 
 
@@ -352,7 +354,7 @@ def _same_dicts(one: dict, other: dict) -> bool:
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
-    """Yields the names of globals and attributes that code reads, that of functions within included."""
+    """Yields the names of globals and attributes that code and its nested functions read."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

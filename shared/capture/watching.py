@@ -1,4 +1,4 @@
-"""What captures see of a call: a mode of torch notes what ops read, and kernels without an op report what they read."""
+"""Observes calls for captures: a mode of torch notes the tensors that ops read; kernels without an op report theirs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WatchingMode(TorchDispatchMode):
     """A mode of torch that watches ops and changes nothing, so that all code runs as without it."""
 
     def note(self, values: Iterable[object]) -> None:
-        """Is called with the tensors that a kernel reads without an op of torch."""
+        """Called with the tensors that a kernel reads without an op of torch."""
 
 
 def reads(tensors: Iterable[Tensor]) -> None:
@@ -32,7 +32,7 @@ def is_seen(own: int = 0) -> bool:
     """Returns whether a mode of torch sees every op or function, other than those of captures.
 
     Args:
-        own: how many modes of functions are the caller's own.
+        own: the number of active function modes that belong to the caller.
     """
     if torch._C._len_torch_function_stack() > own:
         return True
@@ -43,8 +43,8 @@ def is_seen(own: int = 0) -> bool:
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """A block of edgeless that prints, writes files or reads the clock, which is no effect of the step that a capture
-    watches.
+    """Marks a block of edgeless that prints, writes files or reads the clock, which a capture must not count as effects
+    of the observed step.
     """
     hear = sys.getprofile()
     if hear is None:

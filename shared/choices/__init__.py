@@ -1,1 +1,1 @@
-"""The choice of who computes a call: what the user said, what was measured on this GPU, or the rule."""
+"""Chooses the implementation that computes a call: by the user's choice, a measurement on this GPU, or a rule."""

@@ -1,8 +1,8 @@
 """The choice between the fused and the upstream forward of layers, and its explanation.
 
 ``backend("auto" | "fused" | "reference")`` chooses for everything inside a ``with`` block; ``explain(layer, *inputs)``
-says whether one call would run fused and, if not, why not. Layers read :func:`current_backend`; adapters call
-:func:`register_layer` to say which upstream class they replace.
+tells whether one call would run fused and, if not, why. Layers read :func:`current_backend`; adapters call
+:func:`register_layer` for each upstream class that they replace.
 """
 
 from __future__ import annotations
@@ -82,11 +82,12 @@ def backend(name: str) -> Iterator[None]:
 
 
 def explain(layer, *inputs, plan: bool = False, **kwargs) -> Explanation | ModelExplanation:
-    """Says in words whether ``layer(*inputs, **kwargs)`` runs fused and, if not, why.
+    """Explains whether ``layer(*inputs, **kwargs)`` runs fused and, if not, why.
 
-    Of a layer with kernels nothing is computed; of a model or a layer whose messages are generated, a copy runs once,
-    and its calls are not counted by :func:`edgeless.report`. The answer covers the forward and the gradients. Second
-    derivatives of attention, minima, maxima and sums over relations always run in PyTorch ops, with edge tensors.
+    For a layer with kernels nothing is computed. For a model, or a layer whose messages are generated, a copy runs
+    once, and its calls are not counted by :func:`edgeless.report`. The answer covers the forward and the gradients.
+    Second derivatives of attention, minima, maxima and sums over relations always run in PyTorch ops, with edge
+    tensors.
 
     Args:
         layer: a layer, of edgeless or not, a function of ``edgeless.dgl.ops``, or a model, whose graph layers are
@@ -123,7 +124,7 @@ def explain(layer, *inputs, plan: bool = False, **kwargs) -> Explanation | Model
     steps: tuple[Step, ...] = ()
     if plan and not reasons:
         parameters = list(layer.parameters()) if isinstance(layer, torch.nn.Module) else []
-        with recording():  # counts nothing
+        with recording():  # so that the calls are not counted
             steps = tuple(record(lambda: layer(*inputs, **kwargs), [*parameters, *inputs, *kwargs.values()]))
     return Explanation(name, not reasons, tuple(reasons), steps)
 
@@ -137,7 +138,7 @@ def _check_arguments(layer, name: str, inputs: tuple, kwargs: dict) -> None:
 
 
 def _of_stock(layer, name: str) -> str:
-    """Why something that is not of edgeless does not run fused."""
+    """The reason why a layer or function of another package does not run fused."""
     if (fused := LAYERS.get(type(layer))) is None:
         return f"{name} is not a layer of edgeless"
     if why := why_never_fused(layer, fused):
@@ -148,7 +149,7 @@ def _of_stock(layer, name: str) -> str:
 
 
 def why_never_fused(layer: torch.nn.Module, fused: type) -> str:
-    """Why a layer's own state rules out every fused call of class ``fused``; "" if it does not."""
+    """The reason why a layer's own state rules out every fused call of class ``fused``; "" if it does not."""
     if not hasattr(fused, "_state_refusals"):
         return ""
     swapped = fused.__new__(fused)
@@ -158,7 +159,7 @@ def why_never_fused(layer: torch.nn.Module, fused: type) -> str:
 
 
 def _explain_model(model: torch.nn.Module, inputs: tuple, kwargs: dict, plan: bool) -> ModelExplanation:
-    """Runs a copy of the model once and collects what its graph layers did."""
+    """Runs a copy of the model once and collects the explanations of its graph layers."""
     copied = copy.deepcopy(model)
     names = {id(module): name for name, module in copied.named_modules()}
     layers = dict(layers_of(copied))
@@ -177,12 +178,12 @@ def _explain_model(model: torch.nn.Module, inputs: tuple, kwargs: dict, plan: bo
 
 
 def _joined_by(layer: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The modules that a call of a layer takes the place of, be they inside of it or not."""
+    """The modules whose calls one call of a layer replaces, be they inside of it or not."""
     return getattr(layer, "_layers", layer).modules()
 
 
 def _joins(module: torch.nn.Module) -> bool:
-    """Whether a module is a layer that calls other layers and joins what they return."""
+    """Returns whether a module is a layer that calls other layers and joins their results."""
     return hasattr(LAYERS.get(type(module), type(module)), "_joins_layers")
 
 
@@ -194,7 +195,7 @@ def _look_for_kernels(kind: str, op: str) -> Optional[str]:
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(kind)
     if key is None:
         return f"edgeless has no kernels for {kind!r} devices"
-    if kind == "cuda" and torch.version.hip is not None:  # which calls AMD's devices by this name too
+    if kind == "cuda" and torch.version.hip is not None:  # a ROCm build calls AMD's devices cuda too
         return "edgeless has no kernels for AMD GPUs"
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"edgeless::{op}", key):
         return None
@@ -221,7 +222,7 @@ def kernel_refusal(device: torch.device, op: str = "attention") -> Optional[str]
 
 
 def transform_refusal() -> Optional[str]:
-    """Returns the transform that is active and rules out all kernels, in words, or None.
+    """Returns a clause that names the active transform which rules out all kernels, or None.
 
     The ops have backward formulas, but no rules for torch.func transforms or forward-mode differentiation.
     """
@@ -261,13 +262,13 @@ def register_family(
     generated: Optional[Callable[[type], Optional[type]]] = None,
     join: Optional[Callable[[torch.nn.Module], list[tuple[str, int]]]] = None,
 ) -> None:
-    """Lets ``edgeless.accelerate`` know the layers of a framework for which edgeless has no fused version.
+    """Registers the layers of a framework for which edgeless has no fused version, for ``edgeless.accelerate``.
 
     Args:
         framework: its name.
-        is_layer: whether a module is a layer of it.
-        generated: the class that generates the messages of a layer of a class, or None where there is none. Without it
-            such layers are reported only.
+        is_layer: whether a module is a layer of the framework.
+        generated: maps a layer's class to the class that generates its messages, or to None. Without it such layers are
+            reported only.
         join: joins fused layers of a model that are called one by one, and returns the name and the number of layers of
             each group.
     """
@@ -279,23 +280,25 @@ def register_family(
 
 
 def is_ours(module: torch.nn.Module) -> bool:
-    """Whether a module is a layer of edgeless, which reports what its calls ran."""
+    """Returns whether a module is a layer of edgeless, whose calls are reported."""
     return hasattr(module, "_fusion_refusals") or hasattr(module, "_explanation")
 
 
 def is_family(module: torch.nn.Module) -> bool:
-    """Whether a module is a layer of a framework that edgeless knows."""
+    """Returns whether a module is a layer of a framework that edgeless knows."""
     return any(is_layer(module) for is_layer in FAMILIES.values())
 
 
 def is_graph_layer(module: torch.nn.Module) -> bool:
-    """Whether a module is a layer of edgeless, or one of a framework that passes messages or has a fused version."""
+    """Returns whether a module is a layer of edgeless, or one of a framework that passes messages or has a fused
+    version.
+    """
     return is_ours(module) or type(module) in LAYERS or is_family(module)
 
 
 def layers_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """The graph layers of a model and their names, without parts of a layer, such as its aggregation; layers that
-    another layer only joins, as HeteroConv does, are there.
+    another layer only joins, as HeteroConv does, are included.
     """
     inside = ""  # the name of the layer whose parts follow
     for name, module in model.named_modules():

@@ -2,8 +2,7 @@
 
 ``engine(name)`` chooses one of :data:`ENGINES` for everything inside a ``with`` block. The engine is picked where an op
 picks its kernel (``core_cuda/spmm/spmm_cuda.cpp``, ``core_cuda/attention/blocks_cuda.cpp``), below autograd and every
-layer. For a call that it does not support it gives the reason in words, and rowsplit, which supports all calls, runs
-instead.
+layer. If it does not support a call, it gives the reason, and rowsplit, which supports all calls, runs instead.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ class Engine:
     """An implementation of ops on a graph.
 
     Attributes:
-        name: the name that :func:`engine` takes.
+        name: its name in :func:`engine`.
         refusal: (op, its arguments by name) -> the unsupported reason, or None.
-        pays: (op, its arguments by name) -> whether ``"auto"`` takes it, because it is profitable.
-        kernel: the name of its kernel in plans; None if the plan finds it out itself.
+        pays: (op, its arguments by name) -> whether it is profitable, so that ``"auto"`` chooses it.
+        kernel: the name of its kernel in plans; None if the plan determines it.
         reads_values: whether it reads a weight for every edge even if all are 1.
-        num_rows: arrays of a direction -> how many rows of x it reads for them; None: one for every edge.
+        num_rows: arrays of a direction -> the number of rows of x that it reads; None: one for every edge.
     """
 
     name: str
@@ -77,7 +76,7 @@ def _cusparse(name: str, kernel: str) -> Engine:
 
 
 def _wsb_view(op: str, args: dict[str, Any]) -> tuple[Optional[str], bool]:
-    """Returns the unsupported reason or None, and whether ``"auto"`` takes blocks."""
+    """Returns the unsupported reason or None, and whether ``"auto"`` chooses blocks."""
     if op == "spmm":
         return _C.wsb_sum(args["x"], args.get("weight"), args["csr"])
     if op not in _ATTENTION:
@@ -107,7 +106,7 @@ _ENGINES = {
 
 
 def pick(op: str, args: dict[str, Any], name: str) -> tuple[Engine, str]:
-    """Returns the engine that runs an op, and why the chosen engine does not ("" if it does).
+    """Returns the engine that runs an op, and the reason why the chosen engine does not ("" if it does).
 
     Args:
         op: a name in ``torch.ops.edgeless``.
@@ -124,7 +123,7 @@ def pick(op: str, args: dict[str, Any], name: str) -> tuple[Engine, str]:
 
 
 def _decision(op: str, args: dict[str, Any]) -> Optional[tuple[int, str]]:
-    """Returns the index of the engine that tuning decided on, and where the decision is from; None without one."""
+    """Returns the index of the engine that tuning decided on and the origin of the decision, or None."""
     shape = _shape_of(op, args)
     return None if shape is None else _C.decision(args["csr"], *shape)
 
@@ -140,7 +139,7 @@ def _shape_of(op: str, args: dict[str, Any]) -> Optional[Shape]:
 
 
 def origin(op: str, args: dict[str, Any], name: str) -> str:
-    """Says in words what decided the engine of :func:`pick`; "" if ``"auto"`` has no alternative to rowsplit."""
+    """Describes what decided the engine of :func:`pick`; "" if ``"auto"`` has no alternative to rowsplit."""
     if name != "auto":
         return f'edgeless.engine("{name}")'
     if (decided := _decision(op, args)) is not None:
@@ -254,8 +253,8 @@ def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, heads: int, head_di
     Call it when the graph's arrays for the op are built, and only if the op has no per-edge data.
 
     Args:
-        graph: keeps the blocks.
-        x: the layer's input, for its device.
+        graph: the graph that keeps the blocks.
+        x: the layer's input; only its device is read.
         dtype: the dtype of queries, keys and values, which are computed from x.
         heads, head_dim: the shape of their rows.
     """
@@ -297,7 +296,7 @@ def _decides(graph: Graph, x: Tensor, weight: Optional[Tensor]) -> bool:
 
 
 def _decides_dot(graph: Graph, dtype: torch.dtype, heads: int, head_dim: int) -> bool:
-    """Does the same for dot product attention and, if the graph has both directions, its backward."""
+    """Like :func:`_decides`, for dot product attention and, if the graph has both directions, its backward."""
     if not tuner.may_decide(graph):
         return False
     passes = (False, True) if len(sides_of(graph)) > 1 else (False,)

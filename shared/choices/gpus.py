@@ -1,4 +1,4 @@
-"""Whether the CUDA kernels can run on a GPU, in words; decided at the first call on it."""
+"""Decides at the first call on a GPU whether the CUDA kernels can run on it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..untraced import constant
 __all__ = ["gpu_refusal"]
 
 OLDEST = 80  # compute capability 8.0, for tensor cores of bfloat16 and TF32, and maxima that keep a NaN
-# The ops whose kernels need none of them, and which therefore run on older GPUs; "graph" stands for building a graph.
+# The ops whose kernels need none of these, and therefore run on older GPUs; "graph" stands for building a graph.
 OLDEST_OF = {"graph": 75, "spmm": 75, "sddmm": 75}
 
-_refusals: dict[tuple[int, str], Optional[str]] = {}  # by the index of the device and the op
+_refusals: dict[tuple[int, str], Optional[str]] = {}  # (index of the device, op) -> reason
 
 
 @constant
@@ -30,7 +30,7 @@ def gpu_refusal(device: torch.device, op: str = "attention") -> Optional[str]:
     computed on a GPU, the answer is None.
 
     Args:
-        device: of the kind "cuda"; without an index, the current one.
+        device: a device of type "cuda"; without an index, the current one.
         op: the compiled op, as in :func:`edgeless.choices.backends.kernel_refusal`, or ``"graph"``.
     """
     index = device.index
@@ -63,7 +63,7 @@ def _driver_refusal() -> Optional[str]:
     driver = _driver()
     if driver is None:
         return "the CUDA driver cannot be opened"
-    if not hasattr(driver, "cuLaunchKernelEx"):  # as core_cuda/jit/driver.cpp asks
+    if not hasattr(driver, "cuLaunchKernelEx"):  # the check of core_cuda/jit/driver.cpp
         return "the CUDA driver is older than CUDA 11.8, which the kernels need"
     return None
 
@@ -84,7 +84,7 @@ def _driver_version() -> tuple[int, int]:
 def _compiler_refusal(architecture: int) -> Optional[str]:
     if os.environ.get("EDGELESS_KERNEL_PACKS") or os.environ.get("EDGELESS_JIT") == "cached":
         return None
-    from ..kernels import NvrtcError, headers, installed_nvrtc  # not imported where no GPU is used
+    from ..kernels import NvrtcError, headers, installed_nvrtc  # imported only where a GPU is used
 
     try:
         headers.include_folders()

@@ -96,7 +96,7 @@ class Tuner:
         engines: all engine names, in the core's order.
         prepare: (graph, engine) builds the format that an engine needs and keeps it with the graph.
         mode: one of :data:`MODES`; by default ``EDGELESS_TUNING``.
-        file: by default ``EDGELESS_TUNING_FILE``, or else :func:`default_file`.
+        file: the tuning file; by default ``EDGELESS_TUNING_FILE``, or else :func:`default_file`.
         may_wait: returns whether the host may wait for the GPU now.
     Raises:
         ValueError: mode is not one of :data:`MODES`.
@@ -128,14 +128,14 @@ class Tuner:
 
     @functools.cached_property
     def active(self) -> bool:
-        """Whether the tuner may ever decide anything; determined once, at the first sum on a GPU.
+        """True if the tuner may ever decide anything; determined once, at the first sum on a GPU.
 
         A file that the user names counts even if it does not exist, so that reading it can warn.
         """
         return self.mode == "cached" and (self.file.exists() or named_file() is not None)
 
     def may_decide(self, graph: Graph) -> bool:
-        """Whether :meth:`decide` has anything to do for a graph; called before every sum over a large graph."""
+        """Returns whether :meth:`decide` has anything to do for a graph; called before every sum over a large graph."""
         return self.active and ("tuned" in graph._formats or self._knows_sizes(graph))
 
     def decide(self, graph: Graph, shape: Shape) -> bool:
@@ -156,7 +156,7 @@ class Tuner:
         return state.complete
 
     def _knows_sizes(self, graph: Graph) -> bool:
-        """Whether the file has a graph of these sizes; only then is it worth computing the fingerprint."""
+        """Returns whether the file has a graph of these sizes; only then is it worth computing the fingerprint."""
         if self._sizes is None:
             entries = self.file.entries().values()
             self._sizes = {(entry["num_src"], entry["num_dst"], entry["num_edges"]) for entry in entries}

@@ -69,7 +69,7 @@ class TuningFile:
         return "a file of decisions" if self.path is None else str(self.path)
 
     def exists(self) -> bool:
-        """Whether the file exists and is visible to this user."""
+        """Returns whether the file exists and is visible to this user."""
         return self.path is not None and os.path.exists(self.path)
 
     def entries(self) -> dict[tuple, Entry]:

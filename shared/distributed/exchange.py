@@ -102,7 +102,7 @@ class Halo:
         return flight
 
     def knows(self, rows: Tensor) -> bool:
-        """Whether the halo's rows are cached for the tensor ``rows``, alone or joined with own rows."""
+        """Returns whether the halo's rows are cached for the tensor ``rows``, alone or joined with own rows."""
         return any(self._find(rows, join) is not None for join in (False, True))
 
     def _find(self, rows: Tensor, join: bool) -> Optional[Tensor]:
@@ -276,7 +276,7 @@ class _Wait(torch.autograd.Function):
 
 
 def stays(rows: Tensor) -> bool:
-    """Whether these are features that training does not change, so that every epoch needs the same halo rows."""
+    """Returns whether training does not change these features, so that every epoch needs the same halo rows."""
     return torch.is_grad_enabled() and not rows.requires_grad and not rows.is_inference()
 
 

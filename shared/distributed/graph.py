@@ -114,7 +114,7 @@ class DistGraph:
 
     @classmethod
     def build(cls, src: Tensor, dst: Tensor, edge_ids: Tensor, kept_ids: Optional[Tensor], halo: Halo, about: dict):
-        """From the edges' local ends, in ascending order of edge ids; own nodes come first, halo nodes after them."""
+        """Builds the part from the edges' local ends, in ascending order of edge ids; halo nodes follow own nodes."""
         num_own = halo.num_own
         num_src = num_own + halo.num_halo
         # The index dtype must also hold edge ids of the whole graph, with added self loops, which kernels take too.
@@ -165,7 +165,7 @@ class DistGraph:
 
     @property
     def has_zero_in_degree(self) -> bool:
-        """Whether some node of the whole graph has no in-edge, so that all ranks take the same path."""
+        """True if some node of the whole graph has no in-edge, so that all ranks take the same path."""
         return self._about["zero_in_degree"]
 
     def in_degrees(self) -> Tensor:
@@ -177,7 +177,7 @@ class DistGraph:
         return self._about["out_degrees"]
 
     def degree_scale(self, side: str, power: float, dtype: torch.dtype, isolated: float = 1.0) -> Tensor:
-        """As :meth:`edgeless.Graph.degree_scale`, for own nodes."""
+        """Does the same as :meth:`edgeless.Graph.degree_scale`, for own nodes."""
         key = (side, power, dtype, isolated)
         if key not in self._scales:
             check_choice("DistGraph.degree_scale", "side", side, ("src", "dst"))
@@ -208,7 +208,8 @@ class DistGraph:
         return self.start(*rows).wait()
 
     def keeps(self, x: Tensor) -> bool:
-        """Whether the halo rows of ``x`` are fetched once and cached while ``x`` lives, since it needs no gradient.
+        """Returns whether the halo rows of ``x`` are fetched once and cached while ``x`` lives, since it needs no
+        gradient.
 
         With gradients disabled no tensor needs one, so that only rows that are already cached count.
         """
@@ -217,7 +218,8 @@ class DistGraph:
         return self.halo.keep_features is not False if stays(x) else self.halo.knows(x)
 
     def sends_input(self, x: Tensor, width: int, summed: bool = False) -> bool:
-        """Whether a layer should exchange its input ``x`` ``[n, F]`` rather than mapped rows of ``width`` columns.
+        """Returns whether a layer should exchange its input ``x`` ``[n, F]`` rather than mapped rows of ``width``
+        columns.
 
         Args:
             summed: whether halo rows are summed without a map. Otherwise they are mapped, and the map's gradient needs
@@ -275,7 +277,7 @@ class DistGraph:
     # Other graphs ----------------------------------------------------------------------------------------------------
 
     def with_self_loops(self) -> DistGraph:
-        """As :meth:`edgeless.Graph.with_self_loops`: replaces the self loops of each own node by a single one."""
+        """Replaces the self loops of each own node by a single one, as :meth:`edgeless.Graph.with_self_loops` does."""
         if self._looped is None:
             looped, about = self.local.with_self_loops(), dict(self._about)
             kept, loops = looped._kept, self.total_edges - about["total_loops"] + self.nodes

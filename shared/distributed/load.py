@@ -34,7 +34,7 @@ def load(
 
     Args:
         directory: the folder that ``partition`` wrote; every process needs the manifest and the files of its parts.
-        device: where to put the part; by default the current GPU under NCCL, else the CPU.
+        device: the device of the part; by default the current GPU under NCCL, else the CPU.
         checked: how many of the first collectives compare beforehand what every rank is about to do; None: all.
         carrier: the transport of halo rows: ``"all_to_all"`` by NCCL or gloo; ``"symmetric"`` by the copy engine over
             symmetric memory, for GPUs of one host on NVLink under NCCL; ``"auto"`` for the latter where supported.

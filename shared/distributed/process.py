@@ -72,7 +72,7 @@ class Ranks:
 
     @property
     def checks(self) -> bool:
-        """Whether the ranks compare the next collective beforehand."""
+        """True if the ranks compare the next collective beforehand."""
         return self._left != 0 and self.size > 1
 
     def agree(self, *doing: Any) -> None:

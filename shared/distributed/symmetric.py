@@ -47,7 +47,9 @@ PRIVATE = "torch.distributed._symmetric_memory"
 
 
 def refusal(ranks: Ranks, device: torch.device) -> str:
-    """Why symmetric memory is unsupported for a part on ``device``, the same text on every rank; empty if supported."""
+    """Returns why symmetric memory is unsupported for a part on ``device``, the same text on every rank; empty if
+    supported.
+    """
     own, where = _own_refusal(device)
     said = ranks.all_say((own, where))
     if not any(reason for reason, _ in said):
@@ -84,7 +86,7 @@ def _own_refusal(device: torch.device) -> tuple[str, tuple[str, str]]:
 
 
 def _peer_refusal(where: list[tuple[str, str]], rank: int, device: torch.device) -> str:
-    """Why this rank cannot access the memory of some other rank; empty if it can."""
+    """Returns why this rank cannot access the memory of some other rank; empty if it can."""
     host, gpu = where[rank]
     visible = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
     for other, (its_host, its_gpu) in enumerate(where):
@@ -104,7 +106,7 @@ def _peer_refusal(where: list[tuple[str, str]], rank: int, device: torch.device)
 
 
 def _has_atomics(device: int, peer: int) -> bool:
-    """Whether a GPU has native atomics in a peer's memory, which barriers need: over NVLink, not over PCIe."""
+    """Returns whether a GPU has native atomics in a peer's memory, which barriers need: over NVLink, not over PCIe."""
     native_atomics, found = 3, ctypes.c_int(0)  # a CUdevice_P2PAttribute of cuda.h, which torch does not expose
     driver = ctypes.CDLL("libcuda.so.1")
     return driver.cuDeviceGetP2PAttribute(ctypes.byref(found), native_atomics, device, peer) == 0 and found.value == 1

@@ -32,7 +32,7 @@ def safetensors(call: str, extra: str):
 
 
 def keeps(library, dtype: torch.dtype) -> bool:
-    """Whether files of the library may hold tensors of ``dtype``."""
+    """Returns whether files of the library may hold tensors of ``dtype``."""
     try:
         library.torch.save({"tensor": torch.empty(0, dtype=dtype, device="cpu")})
     except KeyError:  # the library's table of dtypes lacks it

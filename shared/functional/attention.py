@@ -36,12 +36,13 @@ def attend(
 
     Args:
         score: the name of a score in ``core_cuda/common/score.h``.
-        coefficient: of the score: the slope of the LeakyReLU, the scale of the dot product, or the cosine's eps.
+        coefficient: the score's parameter: the slope of the LeakyReLU, the scale of the dot product, or the cosine's
+            eps.
         dst: rows of the destinations ``[Nd, H, D]``, or their logits ``[Nd, H]`` for gat.
         src: rows of the sources ``[Ns, H, D]``, or their logits ``[Ns, H]`` for gat.
         value: values of the sources ``[Ns, H, C]``; None where ``src`` are the values as well.
         att: the attention vector ``[H, C]`` of gatv2, or the factor ``[H, 1]`` of the cosine.
-        options: checked against the graph.
+        options: the options of edges, which have been checked against the graph.
         donate: whether the last backward may write gradients over ``src`` and ``value``.
 
     Returns:
@@ -56,8 +57,8 @@ def attend(
     keys = rows
     edge_attr, edge_proj = options.edge_attr, options.edge_proj
     if score == "gat":
-        # A node's logits are a number a head. They are computed with in float32 or float64 anyway, so widening them
-        # costs little; the values, which are most of what is read, keep their own dtype.
+        # A node has one logit per head. Logits are computed in float32 or float64 anyway, so converting them costs
+        # little. The values keep their own dtype, since they are most of the bytes that are read.
         keys, rows = parameters, rows if rows == torch.float64 else value.dtype
         if edge_proj is not None:
             edge_proj = edge_proj.unsqueeze(1)
@@ -80,8 +81,8 @@ def attend(
         or (score == "gatv2" and src.is_cuda and att.requires_grad)
     )
     csc = graph.csc_arrays(by_edge) if needs_csc else []
-    # On CUDA the backward over the CSR stores what it computes of edge features in the order of the CSR, except for
-    # gatv2 and for weighted edges, where it goes by the edges' ids. The walk over the CSC then looks up positions.
+    # On CUDA the destination pass stores what it computes from edge features in the order of the CSR, except for gatv2
+    # and weighted edges, whose values are stored by edge id. The source pass then needs the CSC-to-CSR permutation.
     by_id = edge_scale is not None or edge_attr is None or score == "gatv2"
     if csc and src.is_cuda and not by_id and type(graph) is Graph:
         csc = graph.csc_with_places()

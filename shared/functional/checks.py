@@ -22,12 +22,12 @@ def expect_graph(call: str, graph) -> None:
 
 
 def on_this_rank(call: str, graph, dropout, seed, *sources: Tensor) -> tuple:
-    """(graph, seed, sources) that the kernels of this process run on, for a graph that is no plain
+    """Returns (graph, seed, *sources), the arguments for the kernels of this process, where ``graph`` is not a plain
     :class:`edgeless.Graph`.
 
     An :class:`edgeless.distributed.DistGraph` becomes the bipartite graph from own and halo nodes to own nodes. The
     rows of halo nodes are fetched and joined with those of own nodes, ``sources`` ``[n, ...]``. For dropout without a
-    seed, all processes get the same one.
+    seed, all processes draw the same seed.
     """
     expect_graph(call, graph)
     if type(graph) is DistGraph:
@@ -85,7 +85,7 @@ def _matches(shape, sizes: tuple) -> bool:
 
 
 def promoted(tensors, dtype: Optional[torch.dtype] = None) -> torch.dtype:
-    """The dtype that torch promotes those of ``tensors``, and ``dtype``, to; what is None does not count."""
+    """The dtype to which torch promotes the dtypes of ``tensors`` and ``dtype``; None is ignored."""
     for tensor in tensors:
         if tensor is not None and tensor.dtype != dtype:
             dtype = tensor.dtype if dtype is None else torch.promote_types(dtype, tensor.dtype)
@@ -103,7 +103,8 @@ def cast(tensor: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
 
 
 def runs_reference(call: str, device: torch.device, op: str = "attention") -> bool:
-    """Whether ``call`` runs in plain PyTorch: the backend asks for it, or there is no kernel of ``op`` for the device.
+    """Returns whether ``call`` runs in plain PyTorch: the backend asks for it, or there is no kernel of ``op`` for the
+    device.
 
     Raises:
         NotFusedError: there is no kernel, and the backend is ``"fused"``.

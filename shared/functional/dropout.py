@@ -18,7 +18,7 @@ _MASK32 = 0xFFFFFFFF
 
 
 def seed_tensor(seed: Seed, device) -> Tensor:
-    """The seed as the kernels take it, int64 ``[1]`` on ``device``; None draws one from torch's generator."""
+    """The seed as the kernels take it, int64 ``[1]`` on ``device``. Where it is None, torch's generator draws one."""
     if seed is None:
         return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
     if isinstance(seed, Tensor):
@@ -39,7 +39,7 @@ def dropout_mask(seed: Tensor | int, num_edges: int, heads: int, p: float, devic
         heads (int): ``H``, the number of attention heads.
         p (float): probability to drop a weight, in [0, 1].
         device (torch.device or str): where the mask is made.
-        ids (int64 Tensor [E], optional): the number that an edge is drawn by; by default its position, 0 to E - 1.
+        ids (int64 Tensor [E], optional): the edge id that is the counter of each draw; by default 0 to E - 1.
 
     Returns:
         bool Tensor ``[E, H]``: True where the attention weight is kept.

@@ -17,7 +17,7 @@ _RETURNABLE = ("softmax", "dropped")
 
 
 class EdgeOptions(NamedTuple):
-    r"""What attention does with every edge beside its score.
+    r"""The options of attention that concern every edge, beside its score.
 
     With the logit :math:`s_{je}` of an edge e from a source j, the dropout mask :math:`m_e` and :attr:`edge_scale`
     :math:`c_e`, a destination's result is :math:`\sum_e c_e\, m_e\, \mathrm{softmax}_e(s_{je})\, v_j`.
@@ -28,10 +28,11 @@ class EdgeOptions(NamedTuple):
     Attributes:
         edge_attr: edge features ``[E, De]``, floating; together with edge_proj.
         edge_proj: the projection of edge features, ``[H, De]`` for gat, else ``[H, C, De]``.
-        edge_scale: what multiplies the weights after softmax and dropout, ``[E]`` or ``[E, H]``, floating.
+        edge_scale: factors of the weights after softmax and dropout, ``[E]`` or ``[E, H]``, floating.
         dropout: probability to drop an attention weight, in [0, 1]; kept ones are divided by ``1 - dropout``.
-        seed: of the dropout mask, an int of 64 bits or a tensor of one; None draws it from torch's generator.
-        return_weights: ``"softmax"`` returns the weights before dropout, too, ``"dropped"`` those after it.
+        seed: the seed of the dropout mask, an int of 64 bits or a tensor with one; None draws it from torch's
+            generator.
+        return_weights: ``"softmax"`` also returns the weights before dropout, ``"dropped"`` those after it.
         out_dtype: the dtype of the results; None is the promoted dtype of all inputs.
     """
 

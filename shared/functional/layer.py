@@ -40,7 +40,7 @@ def _is_one_op(graph: Graph, x: Tensor, writes_over: bool = False) -> bool:
     """
     if not x.is_cuda or compiling() or not x.size(0) == graph.num_src == graph.num_dst:
         return False
-    if type(graph) in _PARTS:  # whose halo rows, dropout seeds and edge ids the op does not know
+    if type(graph) in _PARTS:  # the op does not know their halo rows, dropout seeds and edge ids
         return False
     return x.size(0) < _FEW_NODES or (writes_over and _C.saves_unseen())
 
@@ -77,7 +77,7 @@ def attention_layer(
     """Computes an attention layer among the nodes of a graph, from their features to the layer's result, as one op.
 
     Args:
-        graph: with as many sources as destinations, N.
+        graph: a graph with as many sources as destinations, N.
         score: ``"gat"``, ``"gatv2"`` or ``"dot"``. It decides what linears and vectors are, in the terms of
             :mod:`edgeless.functional`:
 
@@ -141,7 +141,7 @@ def sum_layer(
     """Computes ``linear(spmm(graph, x, weight, reduce=reduce)) + own(x)`` as one op.
 
     Args:
-        graph: with as many sources as destinations, N.
+        graph: a graph with as many sources as destinations, N.
         x: ``[N, F]``.
         linear: the map of the sum over neighbours.
         own: the map of the destination's own row. At most one of both maps may have a bias.

@@ -52,8 +52,8 @@ def _pays(graph: Graph, x: Tensor, usual: int, other: int, products: int = 0) ->
     """Returns whether the other order is profitable.
 
     Args:
-        graph: of the layer.
-        x: its input, for the device and the dtype.
+        graph: the layer's graph.
+        x: the layer's input; only its device and dtype are read.
         usual, other: values gathered per edge in the default order and in the other one.
         products: multiply-adds that the other order has in addition; negative if it saves some.
     """

@@ -143,7 +143,7 @@ def _program(graph: Graph, bound: _Bound, rows: dict, tensors: list[Tensor]):
 
 
 class _Place:
-    """Where a function finds a value: a cell of its closure, or a name among its globals."""
+    """The variable from which a function reads a value: a cell of its closure, or a global name."""
 
     def __init__(self, holder: Any, name: str = ""):
         self.holder, self.name = holder, name
@@ -175,7 +175,7 @@ class _Bound:
 
     def __init__(self, message: Callable, counts: list[int], reduce: str):
         self.message, self.counts, self.reduce = message, counts, reduce
-        self.places: list[_Place] = []  # of tensors
+        self.places: list[_Place] = []  # the variables that hold tensors
         self.modules: list[torch.nn.Module] = [message] if isinstance(message, torch.nn.Module) else []
         for place in _places(message):
             content = place.get()
@@ -198,7 +198,7 @@ class _Bound:
         )
 
     def run(self, sizes: Sizes, ends: Tensor, ids: Tensor, seed: Tensor, *tensors: Tensor) -> tuple[Tensor]:
-        """The result for other tensors: those of sources, destinations, edges, cells and modules."""
+        """The result for other tensors, in this order: sources, destinations, edges, closure variables, modules."""
         sources, destinations, edges = self.counts
         first, second, third = sources, sources + destinations, sources + destinations + edges
         rows = [t.index_select(0, ends[0]) for t in tensors[:first]]

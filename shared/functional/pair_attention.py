@@ -131,8 +131,9 @@ def pair_attention(
 
 
 def fits(graph: TypedGraph, x: Tensor, weight: Tensor, others: tuple) -> bool:
-    """Whether to call :func:`pair_attention`: on CUDA, where it supports these tensors. ``others``: its other tensors,
-    each or None. On the CPU the op works too, but its separate ops are faster (fb15k forward, 85 ms against 127 ms).
+    """Returns whether to call :func:`pair_attention`: on CUDA, where it supports these tensors. ``others``: its other
+    tensors, each or None. On the CPU the op works too, but its separate ops are faster (fb15k forward, 85 ms against
+    127 ms).
     """
     if not x.is_cuda or compiling() or runs_reference("pair_attention", x.device, "pair_attention"):
         return False

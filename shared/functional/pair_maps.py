@@ -51,8 +51,8 @@ def pair_dot_attention(
 
 
 def _takes_turns(compact: Compact, k: Tensor, v: Tensor, k_weight: Tensor, v_weight: Tensor, k_scale: Tensor) -> bool:
-    """Whether to compute keys and values one after the other in the same memory: on CUDA, without gradients, where
-    both together are large (:func:`one_buffer_pays` in ``core_cuda/common/thresholds.h``).
+    """Returns whether to compute keys and values one after the other in the same memory: on CUDA, without gradients,
+    where both together are large (:func:`one_buffer_pays` in ``core_cuda/common/thresholds.h``).
     """
     if not k.is_cuda or torch.is_grad_enabled() or compiling() or type(compact.edges) is not Graph:
         return False

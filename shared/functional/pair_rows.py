@@ -21,7 +21,9 @@ _MOST_SAMPLED_OF_FLOATS_ON_CUDA = 2
 
 
 def samples(x: Tensor, heads: int) -> bool:
-    """Whether dot products with ``heads`` vectors of a type run as sampled products rather than as a typed product."""
+    """Returns whether dot products with ``heads`` vectors of a type run as sampled products rather than as a typed
+    product.
+    """
     if x.is_cuda and x.dtype == torch.float32:
         return heads <= _MOST_SAMPLED_OF_FLOATS_ON_CUDA
     return heads <= _MOST_SAMPLED.get(x.device.type, 0)

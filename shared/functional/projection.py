@@ -28,15 +28,16 @@ _PROJECT_SUM = torch.ops.edgeless.project_sum.default
 
 
 def are_own_rows(rows: Tensor, linears: Iterable[nn.Module], kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
-    """Whether only the attention uses the outputs of ``linears``, since no hook has seen them: its backward may then
-    overwrite them. CPU only; on CUDA, layers that are one node of autograd handle this themselves.
+    """Returns whether only the attention uses the outputs of ``linears``, since no hook has seen them: the attention's
+    backward may then overwrite them. CPU only; on CUDA, layers that are one node of autograd overwrite outputs
+    themselves.
     """
     return rows.device.type == "cpu" and all(is_plain(linear, kinds) for linear in linears)
 
 
 def pays(x: Tensor, width: int) -> bool:
-    """Whether one op for the maps of ``x`` ``[N, F]`` to ``width`` columns is profitable: on CUDA, and on the CPU for
-    large float32 results.
+    """Returns whether one op for the maps of ``x`` ``[N, F]`` to ``width`` columns is profitable: on CUDA, and on the
+    CPU for large float32 results.
     """
     if type(x) not in PLAIN or x.layout is not torch.strided or x.dim() != 2 or x.dtype not in FLOATS or compiling():
         return False
@@ -46,8 +47,8 @@ def pays(x: Tensor, width: int) -> bool:
 
 
 def _calls_modules(x: Tensor, linears: Sequence[nn.Module] = (), joined: bool = True) -> bool:
-    """Whether to call the modules of the maps without further checks: ``x`` is on the CPU and has so few rows that the
-    checks take longer than the maps.
+    """Returns whether to call the modules of the maps without further checks: ``x`` is on the CPU and has so few rows
+    that the checks take longer than the maps.
 
     Args:
         joined: whether the maps would be one op together, or one op each.
@@ -98,7 +99,9 @@ def small_weights(
 
 
 def _pays_in_program(x: Tensor) -> bool:
-    """Whether the op is profitable in a torch.compile program: for float32 on CUDA, where its products are faster."""
+    """Returns whether the op is profitable in a torch.compile program: for float32 on CUDA, where its products are
+    faster.
+    """
     if type(x) not in PLAIN or x.layout is not torch.strided or x.dim() != 2:
         return False
     if x.dtype != torch.float32 or not x.is_cuda:
@@ -241,12 +244,12 @@ def _project(
 
 
 def rounds(xs: Sequence[Tensor]) -> bool:
-    """Whether autocast rounds these inputs of maps; it never rounds float64."""
+    """Returns whether autocast rounds these inputs of maps; it never rounds float64."""
     return all(x.is_cuda and x.dtype in COMPUTED_IN_FLOAT32 for x in xs) and autocasts("cuda")
 
 
 def fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:
-    """Whether the ops support maps of ``x`` by these weights and biases without a conversion."""
+    """Returns whether the ops support maps of ``x`` by these weights and biases without a conversion."""
     width = sum(weight.size(0) for weight in weights if type(weight) in PLAIN)
     if not (pays(x, width) or _pays_in_program(x)):
         return False

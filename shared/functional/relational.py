@@ -178,7 +178,7 @@ def choose_order(
     one_pass: bool = True,
     fused: bool = False,
 ) -> str:
-    """Whether to sum before multiplying, ``"aggregate"``, or to multiply before summing, ``"transform"``.
+    """Returns whether to sum before multiplying, ``"aggregate"``, or to multiply before summing, ``"transform"``.
 
     The cost is the number of values read and written, plus a sixteenth per multiply-add. A pair is a unique (node,
     type). Aggregating, an edge gathers ``in_width`` values, and the product of a destination's pair is added to a row
@@ -207,8 +207,8 @@ _MANY_EDGES = 1 << 18
 
 
 def fuses(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> bool:
-    """Whether the order ``"aggregate"`` runs fused, so that each sum is multiplied while it is in shared memory: on
-    CUDA, for whole matrices. The op decides by the same rule (``core_cuda/relational/plan.h``).
+    """Returns whether the order ``"aggregate"`` runs fused, so that each sum is multiplied while it is in shared
+    memory: on CUDA, for whole matrices. The op decides by the same rule (``core_cuda/relational/plan.h``).
     """
     return weight.dim() == 3 and fuses_widths(graph, widths(weight), rows)
 
@@ -235,7 +235,7 @@ def whole_matrices(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> Tens
 
 
 def transforms(graph: TypedGraph, weight: Tensor, fused: bool = False) -> bool:
-    """Whether rows are multiplied before they are summed, by :func:`choose_order`; kept with the graph."""
+    """Returns whether rows are multiplied before they are summed, by :func:`choose_order`; kept with the graph."""
     if compiling():
         return False
     in_width, out_width = widths(weight)

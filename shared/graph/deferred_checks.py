@@ -16,14 +16,14 @@ from torch import Tensor
 
 __all__ = ["DeferredChecks", "building", "deferred", "deferring", "excusing"]
 
-_MOST = 64  # checks with words of their own
+_MOST = 64  # checks that have an error message of their own
 
 
 class DeferredChecks:
     """The flags of one recording.
 
     Args:
-        device: of the graphs that are checked.
+        device: the device of the graphs that are checked.
     """
 
     def __init__(self, device: torch.device):
@@ -33,11 +33,11 @@ class DeferredChecks:
 
     @property
     def any(self) -> bool:
-        """Whether there is something to check."""
+        """True if the recording has made checks."""
         return bool(self._words)
 
     def ids(self, name: str, ids: Tensor, limit_name: str, limit: int) -> Tensor:
-        """Returns ``ids`` with 0 in place of those out of range, of which a flag is kept.
+        """Replaces ids out of range by 0, sets a flag if there are any, and returns the ids.
 
         Raises:
             IndexError: there are ids, and none can be in range.
@@ -49,7 +49,7 @@ class DeferredChecks:
         return ids.masked_fill(wrong, 0)
 
     def no_loops(self, src: Tensor, dst: Tensor) -> None:
-        """Keeps a flag of whether an edge is a self loop."""
+        """Sets a flag if an edge is a self loop."""
         self._note(
             src == dst,
             "a layer that replaces self loops got a graph with some, whose number only the host can count; remove "
@@ -76,7 +76,7 @@ class DeferredChecks:
         self._coming = answer, arrival
 
     def wrong(self) -> Optional[str]:
-        """Returns what was found to be wrong in replays whose flags have arrived, in words, and resets the flags."""
+        """Returns the error message of replays whose flags have arrived, or None, and resets the flags."""
         if self._coming is None or not self._coming[1].query():
             return None
         found, self._coming = self._coming[0].tolist(), None
@@ -100,20 +100,20 @@ _active = _Active()
 
 
 def deferred() -> Optional[DeferredChecks]:
-    """Returns the checks to which graphs that this thread builds leave their ids, None if they check at once."""
+    """Returns the deferred checks of graphs that this thread builds; None if graphs check their ids at once."""
     return _active.checks
 
 
 def building() -> contextlib.AbstractContextManager:
-    """A block in which a graph is built, and so may wait for the GPU even if a step is watched for that: the recorded
-    step will defer the checks.
+    """Returns the context in which a graph is built. The host may wait for the GPU in it, even while a step is observed
+    for such waits, because the recorded step will defer the checks.
     """
     return contextlib.nullcontext() if _active.excuse is None else _active.excuse()
 
 
 @contextlib.contextmanager
 def excusing(excuse: Callable[[], contextlib.AbstractContextManager]) -> Iterator[None]:
-    """Lets this thread's graphs be built in blocks of ``excuse()`` inside the block."""
+    """Makes ``excuse()`` the context in which this thread builds graphs, until the ``with`` block ends."""
     before, _active.excuse = _active.excuse, excuse
     try:
         yield
@@ -123,7 +123,7 @@ def excusing(excuse: Callable[[], contextlib.AbstractContextManager]) -> Iterato
 
 @contextlib.contextmanager
 def deferring(checks: DeferredChecks) -> Iterator[None]:
-    """Lets this thread's graphs leave their ids to ``checks`` inside the block."""
+    """Defers the checks of graphs that this thread builds to ``checks``, until the ``with`` block ends."""
     before, _active.checks = _active.checks, checks
     try:
         yield

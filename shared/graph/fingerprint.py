@@ -36,16 +36,15 @@ class Fingerprint:
         for size in sizes:
             self._total = _mixed(self._total, size)
 
-    def add(self, *columns: Tensor, ordered: bool = True) -> Fingerprint:
-        """Adds a table.
+    def add(self, *columns: Tensor) -> Fingerprint:
+        """Adds a table, whose rows are hashed with their index.
 
         Args:
             *columns: ``[n]`` integers each, on one device.
-            ordered: whether the index of a row is hashed with it; without it a table is a multiset of rows.
         """
         total = torch.zeros((), dtype=torch.int64, device=columns[0].device)
         for first in range(0, columns[0].numel(), _CHUNK):
-            total += _sum_of_hashes([column[first : first + _CHUNK] for column in columns], first if ordered else None)
+            total += _sum_of_hashes([column[first : first + _CHUNK] for column in columns], first)
         self._total = _mixed(self._total, int(total))
         return self
 

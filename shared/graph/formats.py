@@ -3,8 +3,8 @@
 A graph has one such store, a dictionary. A key is a name or a tuple that begins with one, and
 :meth:`edgeless.Graph.format` takes the function that builds a missing entry from the graph. A value is a Tensor, a
 Graph, or a tuple, list or dictionary of these; numbers and None count as 0 bytes. An entry that grows while it is kept
-has a class with ``kept_tensors`` and ``num_formats``. From these follow the bytes of an entry, when the cache has to
-count a graph's bytes again, and which entries go along when a graph is moved, copied or pickled. Entries live as long
+has a class with ``kept_tensors`` and ``num_formats``. These types decide how many bytes an entry has, when the cache
+counts a graph's bytes again, and which entries are kept when a graph is moved, copied or pickled. Entries live as long
 as the graph.
 """
 
@@ -134,11 +134,11 @@ class HeldByCore:
         self.held = held
 
     def kept_tensors(self) -> list[Tensor]:
-        """Returns the tensors in it."""
+        """Returns the tensors that the held object keeps."""
         return self.held.kept_tensors()
 
     def num_formats(self) -> int:
-        """Returns how many entries were made so far."""
+        """Returns the number of entries that the held object has made so far."""
         return self.held.num_entries()
 
     def _missing_bytes(self) -> int:

@@ -99,8 +99,8 @@ class Graph(Keeper):
                 nodes; when one is None it is that side's largest id plus one.
             is_symmetric: True if the caller knows that every edge has its reverse, with the same multiplicity. One
                 array of neighbours then serves both directions in ops without per-edge data.
-            validate: check that ids are in range and that a graph declared symmetric is, which takes as long as
-                building both directions. Without it, wrong ids and gradients over a graph that is not symmetric are
+            validate: check that ids are in range, and that a graph declared symmetric is symmetric, which takes as long
+                as building both directions. Without it, wrong ids and gradients over a graph that is not symmetric are
                 undefined behaviour.
             self_loops: replace self loops as :meth:`with_self_loops` does. A later call of that method then sorts
                 nothing, so that a new graph at every step is sorted once.
@@ -160,7 +160,7 @@ class Graph(Keeper):
         """:meth:`_from_ends` for a small graph of int32 or int64 ids, without the dispatch of ops.
 
         Returns None if ``graph_of_few_edges`` (``core_cuda/graph/few_edges_cpu.h``) does not support the graph, and
-        where a captured step has to record ops. An id out of range is such a case, which the ops report.
+        where a captured step has to record ops. It does not support ids out of range, which the ops report.
         """
         found = None if deferred() is not None else _C.graph_of_few_edges(src, dst, num_src, num_dst, self_loops)
         if found is None:
@@ -268,7 +268,8 @@ class Graph(Keeper):
 
     @classmethod
     def from_sparse_tensor(cls, adj_t) -> Graph:
-        """From a ``torch_sparse.SparseTensor`` ``[num_dst, num_src]``. Edge ids follow its stored order, by rows.
+        """A graph from a ``torch_sparse.SparseTensor`` ``[num_dst, num_src]``. Edge ids follow its stored order, by
+        rows.
 
         Example:
             >>> import torch
@@ -283,7 +284,7 @@ class Graph(Keeper):
 
     @classmethod
     def from_torch_sparse(cls, adj_t: Tensor) -> Graph:
-        """From a ``torch.sparse`` COO or CSR matrix ``[num_dst, num_src]``. Edge ids follow its stored order.
+        """A graph from a ``torch.sparse`` COO or CSR matrix ``[num_dst, num_src]``. Edge ids follow its stored order.
 
         The duplicates of an uncoalesced matrix become multi-edges. Values are ignored.
 
@@ -313,7 +314,7 @@ class Graph(Keeper):
 
     @classmethod
     def from_pyg(cls, edge_index) -> Graph:
-        """From a ``torch_geometric.EdgeIndex``: row 0 has the sources, row 1 the destinations.
+        """A graph from a ``torch_geometric.EdgeIndex``: row 0 has the sources, row 1 the destinations.
 
         The row pointers that an EdgeIndex caches are not used: they go stale after in-place edits, and checking them
         takes as long as sorting.
@@ -439,12 +440,12 @@ class Graph(Keeper):
 
     @property
     def has_csr(self) -> bool:
-        """Whether :attr:`csr` is already built."""
+        """True if :attr:`csr` is already built."""
         return CSR in self._formats
 
     @property
     def has_csc(self) -> bool:
-        """Whether :attr:`csc` is already built, with or without edge ids."""
+        """True if :attr:`csc` is already built, with or without edge ids."""
         return CSC in self._formats or CSC_ROWS in self._formats or bool(self._is_symmetric)
 
     def _ends(self):
@@ -482,7 +483,7 @@ class Graph(Keeper):
 
     @property
     def has_zero_in_degree(self) -> bool:
-        """Whether some destination has no in-edge."""
+        """True if some destination has no in-edge."""
         return self.format("zero in-degree", _has_zero_in_degree)
 
     @property
@@ -512,7 +513,7 @@ class Graph(Keeper):
         Args:
             side: ``"dst"`` for in-degrees of destinations, ``"src"`` for out-degrees of sources.
             power: the exponent.
-            dtype: of the result ``[num_dst]`` or ``[num_src]``.
+            dtype: the dtype of the result ``[num_dst]`` or ``[num_src]``.
             isolated: the value of nodes without edges.
         """
         key = ("scale", side, power, dtype, isolated)
@@ -591,7 +592,8 @@ class Graph(Keeper):
             method: ``"community"`` (needs scikit-network), ``"metis"`` (pymetis), ``"rcm"`` (SciPy) or ``"degree"``;
                 docs/choosing.md compares them. Or a permutation ``[N]`` of any integer dtype.
             num_parts: the number of METIS partitions; by default one per 512 nodes.
-            seed: for METIS; the other methods draw nothing. Every method gives the same order every time.
+            seed: the seed of METIS; the other methods draw no random numbers. Every method gives the same order every
+                time.
             bipartite: whether sources and destinations are two sets of nodes. Each set then gets a permutation, found
                 together, and method may be a pair. None: they are if num_src and num_dst differ.
         Returns:

@@ -18,7 +18,7 @@ arrived = 0
 
 
 class MaxDegrees:
-    """The largest degree of a graph's CSR, and of its CSC, as far as known.
+    """The largest degrees of a graph's CSR and CSC, each once it is known.
 
     The CPU computes them at once. On a GPU, after enough calls to make a reuse likely, an asynchronous copy to pinned
     memory is queued on the current stream, and a later call finds the values there.
@@ -27,7 +27,7 @@ class MaxDegrees:
     def __init__(self, known: Optional[list[int]] = None):
         self.known: list[int] = known or []  # the largest degree of the CSR, then that of the CSC
         self.times_asked = 0
-        self.coming: Optional[tuple[Tensor, torch.cuda.Event]] = None  # degrees in flight, and when they arrive
+        self.coming: Optional[tuple[Tensor, torch.cuda.Event]] = None  # in flight, and their event
 
     def moved(self) -> MaxDegrees:
         """Returns a copy of the known degrees, for the same graph on another device."""

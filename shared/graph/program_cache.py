@@ -22,7 +22,7 @@ _FLOWS = ("source_to_target", "target_to_source")
 
 
 def caches() -> bool:
-    """Whether the program being traced can look graphs up in the cache."""
+    """Returns whether the program being traced can look graphs up in the cache."""
     return _TAG is not None and not is_exporting()
 
 

@@ -1,7 +1,7 @@
 """Subgraphs of the destinations that have in-edges.
 
-In a sampled graph most destinations have none, since the nodes of the last hop are drawn but not expanded. A layer can
-skip the maps of their empty sums.
+In a sampled graph most destinations have no in-edges, since the nodes of the last hop are drawn but not expanded. A
+layer need not apply its linear map to their sums, which are zero.
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ class TypedGraph(Keeper):
         num_src: Optional[int] = None,
         num_dst: Optional[int] = None,
     ) -> TypedGraph:
-        """From ``edge_index`` ``[2, E]`` and ``edge_type`` ``[E]``; sizes as in :meth:`Graph.from_edge_index`.
+        """A typed graph from ``edge_index`` ``[2, E]`` and ``edge_type`` ``[E]``; sizes as in
+        :meth:`Graph.from_edge_index`.
 
         Raises:
             TypeError, ValueError, IndexError: as :meth:`Graph.from_edge_index`, or edge_type does not fit.
@@ -145,7 +146,7 @@ class TypedGraph(Keeper):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device of the tensors."""
         return self.graph.device
 
     # What kernels walk -----------------------------------------------------------------------------------------------
@@ -358,13 +359,13 @@ def typed_graph_for(
     tensors: tuple[Tensor, ...] = (),
     compare: bool = False,
 ) -> TypedGraph:
-    """The cached typed graph of the user's ``edge_type`` tensor and the user's source of edges, or ``build()``.
+    """The cached typed graph of the user's ``edge_type`` tensor and of the object that holds the edges, or ``build()``.
 
     Args:
         edge_type: ``[E]``; the cached graph lives as long as this tensor.
-        other: the user's source of edges, an edge_index or a graph; compared by identity.
+        other: the user's object that holds the edges, an edge_index or a graph; compared by identity.
         key: further parts of the cache key.
-        tensors, compare: as in :func:`edgeless.cache.graph_for`; tensors without edge_type.
+        tensors, compare: as in :func:`edgeless.cache.graph_for`; ``tensors`` does not include edge_type.
     """
     if compiling():
         return build()

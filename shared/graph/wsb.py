@@ -23,7 +23,7 @@ __all__ = ["COLUMNS", "DOT_HEADS", "HEIGHT", "LEAST_EDGES", "Blocks", "WsbFormat
 
 COLUMNS = 16  # columns of a block
 HEIGHT = 32  # rows of a window; 64 cost tensor cores more work than they save in reading (decision 0033)
-_ROWS = 16  # a 32-bit word has the bits of 16 rows and two columns
+_ROWS = 16  # a 32-bit word holds the bits of 16 rows for two columns
 DOT_HEADS = (32, 64, 128)  # features per head for which there are kernels of dot product attention
 LEAST_EDGES = 1 << 20  # edges of a graph from which "auto" may choose blocks
 _SAMPLE = 256  # windows that edges_a_row samples
@@ -212,7 +212,7 @@ class WsbFormat(HeldByCore):
         self.learn(graph, 0.0)
 
     def knows(self, graph: Graph, least: float) -> bool:
-        """Whether :meth:`learn` has already examined all formats of the graph."""
+        """Returns whether :meth:`learn` has already examined all formats of the graph."""
         return self._seen.get(least) == tuple(graph._formats)
 
     def learn(self, graph: Graph, least: float) -> None:

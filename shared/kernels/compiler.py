@@ -56,13 +56,13 @@ def _key_of(identity: str) -> str:
     return hashlib.sha256("\0".join((identity, version, headers.digest_of_cuda())).encode()).hexdigest()
 
 
-# Machine code of the value also runs on the key: an architecture of the same generation and a smaller minor version.
-# Packs need not have it twice; NVRTC compiles for the GPU's own.
+# Architecture -> the architecture of the same generation and a smaller minor version whose machine code it also runs,
+# so that packs need not have the code twice; NVRTC compiles for the GPU's own architecture.
 RUNS_CODE_OF = {89: 86, 103: 100, 121: 120}
 
 
 def _packed(kernel: Kernel, architecture: int, packs: Sequence[Pack]) -> Optional[Image]:
-    """Returns what packs have for an architecture, or else for one whose code it runs."""
+    """Returns the image that packs have for an architecture, or else for one whose code it runs."""
     for other in (architecture, RUNS_CODE_OF.get(architecture)):
         for pack in packs if other else ():
             image = pack.get(identity_of(kernel, other))
@@ -71,8 +71,8 @@ def _packed(kernel: Kernel, architecture: int, packs: Sequence[Pack]) -> Optiona
     return None
 
 
-_images: dict[str, Image] = {}  # by identity
-_locks: dict[str, threading.Lock] = {}  # by identity, so that one thread compiles a kernel that several need
+_images: dict[str, Image] = {}  # identity -> image
+_locks: dict[str, threading.Lock] = {}  # identity -> lock, so that one thread compiles a kernel that several need
 if hasattr(os, "register_at_fork"):  # a forked child lacks the threads that hold the locks
     os.register_at_fork(after_in_child=lambda: _locks.clear())
 
@@ -85,7 +85,7 @@ def compiled(
     Threads and processes that need one kernel at the same time compile it once.
 
     Args:
-        kernel: to be found or compiled.
+        kernel: the kernel to find or compile.
         architecture: the compute capability, 90 for sm_90.
         store: the disk cache; by default the user's, :func:`edgeless.kernels.default_store`.
         packs: searched before the store; by default :func:`edgeless.kernels.default_packs`.
@@ -140,7 +140,7 @@ def compiled_together(
 
     Args:
         kernels, architecture, store, packs: as in :func:`compiled`.
-        threads: their number; by default that of the machine's cores.
+        threads: the number of threads; by default the number of the machine's cores.
     Returns:
         The images in the order of ``kernels``.
     """

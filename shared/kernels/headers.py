@@ -44,8 +44,8 @@ def sources() -> Path:
 def cuda_headers() -> Path:
     """Returns the folder of CUDA's headers for the 16-bit types.
 
-    Wheels of several major versions of CUDA may be installed beside each other: the headers of the compiler's own are
-    preferred, since others may use what it does not know.
+    Wheels of several major versions of CUDA may be installed beside each other: the headers of the compiler's own
+    version are preferred, since others may use features that it lacks.
 
     Raises:
         NvrtcError: no folder has them.
@@ -67,12 +67,12 @@ def cuda_headers() -> Path:
 def _major_of_compiler() -> Optional[int]:
     try:
         return installed_nvrtc().version[0]
-    except NvrtcError:  # which is reported where a kernel is compiled
+    except NvrtcError:  # the error is reported where a kernel is compiled
         return None
 
 
 def _major_of(place: Path) -> Optional[int]:
-    """Returns the major version of CUDA that a folder of headers belongs to; None if it does not say."""
+    """Returns the major version of CUDA that a folder of headers belongs to; None if it has no version."""
     try:
         text = (place / "cuda_runtime_api.h").read_text(errors="replace")
     except OSError:

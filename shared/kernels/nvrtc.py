@@ -69,7 +69,7 @@ class Nvrtc:
 
     @property
     def file(self) -> str:
-        """The file that the loader found for ``path``, or ``path`` where it does not say."""
+        """The file that the loader found for ``path``, or ``path`` if the loader does not report it."""
         try:
             found = _Symbol()
             function = ctypes.cast(self._library.nvrtcVersion, ctypes.c_void_p)
@@ -80,7 +80,7 @@ class Nvrtc:
 
     @cache  # noqa: B019  one object in a process
     def architectures(self) -> tuple[int, ...]:
-        """Returns the architectures that it compiles for, rising: 80 for sm_80."""
+        """Returns the architectures that it compiles for, ascending: 80 for sm_80."""
         count = ctypes.c_int()
         self._check("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         found = (ctypes.c_int * count.value)()

@@ -36,7 +36,7 @@ def write_pack(file: Union[str, Path], images: Mapping[str, Image]) -> None:
 
 
 def pack_into(file: Path, images: Mapping[str, Image]) -> None:
-    """Does what :func:`write_pack` does, but writes to ``file`` itself."""
+    """Does the same as :func:`write_pack`, but writes to ``file`` itself."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for key in sorted(images):  # ZipInfo has a fixed date: equal images give equal files
             archive.writestr(zipfile.ZipInfo(key), lzma.compress(packed(images[key]), check=lzma.CHECK_NONE))

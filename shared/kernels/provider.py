@@ -26,7 +26,7 @@ __all__ = ["kernel_named", "named_text", "prepare", "provide", "read_log"]
 
 SECONDS_TO_SAY = 2.0  # longer waits are reported on stderr, once
 
-_logged: dict[tuple[str, str, int], object] = {}  # by this process or its parent
+_logged: dict[tuple[str, str, int], object] = {}  # kernels that this process or its parent has logged
 
 
 def provide(header: str, expression: str, architecture: int) -> tuple[bytes, str]:
@@ -45,7 +45,7 @@ def provide(header: str, expression: str, architecture: int) -> tuple[bytes, str
 
 
 def prepare(kernels: Sequence[tuple[str, str]], architecture: int) -> None:
-    """Begins to compile kernels in threads of their own, and returns at once.
+    """Starts to compile kernels in threads of their own, and returns at once.
 
     Errors are left to :func:`provide`, which the launches of the same kernels call.
 
@@ -66,7 +66,7 @@ _texts: dict[str, tuple[str, str]] = {}  # (header, text) by the name that the c
 
 
 def named_text(header: str, text: str) -> str:
-    """Gives a text that includes a header a name, by which its kernels are launched as those of headers are."""
+    """Registers a text that includes a header under a name, by which its kernels are launched like those of headers."""
     digest = hashlib.sha256("\0".join((header, text)).encode()).hexdigest()
     name = f"generated/{digest}"
     _texts[name] = (header, text)
@@ -117,7 +117,7 @@ def read_log(file: Union[str, Path]) -> dict[Kernel, set[int]]:
     """Returns the kernels that a log names, each with the architectures that it was needed for.
 
     Raises:
-        ValueError: a line of the file is none of a log.
+        ValueError: a line of the file has another form.
         OSError: the file cannot be read.
     """
     found: dict[Kernel, set[int]] = {}

@@ -1,1 +1,1 @@
-"""What all drop-in layers share, whichever framework they are of: the choice, its record, and the swap of models."""
+"""Code of all drop-in layers, whatever their framework: the choice of a forward, its record, and the swap of models."""

@@ -19,13 +19,13 @@ ADAPTERS = {"torch_geometric": "edgeless.pyg.nn", "dgl": "edgeless.dgl.nn"}
 
 @dataclass(repr=False)
 class AccelerateReport(Printed):
-    """What :func:`accelerate` did.
+    """The result of :func:`accelerate`.
 
     Attributes:
         swapped: (name in the model, old class, new class) of every layer that was swapped.
         kept: (name in the model, class, reason) of every graph layer that was not swapped.
         joined: (name in the model, number) of groups of layers that are now called as one sum over relations.
-        captured: what reports on the captured model, ``model.captured``; None without ``capture``.
+        captured: ``model.captured``, the report on the captured model; None without ``capture``.
     """
 
     swapped: list[tuple[str, type, type]] = field(default_factory=list)
@@ -120,7 +120,7 @@ def _generates(cls: type | None) -> bool:
 
 
 def _is_inside(name: str, layers: list[str]) -> bool:
-    """Whether a module is part of one of these layers."""
+    """Returns whether a module is part of one of these layers."""
     return any(layer != name and (not layer or name.startswith(layer + ".")) for layer in layers)
 
 

@@ -49,17 +49,16 @@ def inference_refusal(x: torch.Tensor) -> Optional[str]:
     return None
 
 
-def typed_rows_refusals(
-    x: Any, types: Any, width: int, weight: torch.Tensor, follows_autocast: bool = False
-) -> list[str]:
+def typed_rows_refusals(x: Any, types: Any, width: int, weight: torch.Tensor) -> list[str]:
     """Returns the unsupported reasons of typed rows. Invalid input is unsupported too: the upstream layer reports it.
+
+    Under autocast the caller casts rows and weights to the autocast dtype.
 
     Args:
         x: rows ``[N, width]``.
         types: ``[N]``, the type of each row.
         width: the number of features that the layer expects.
         weight: the layer's parameters, whose dtype and device the rows must have.
-        follows_autocast: the caller casts rows and weights to the autocast dtype itself.
     """
     if type(x) not in PLAIN or x.layout is not torch.strided or not x.is_floating_point():
         return ["x is not a plain floating tensor"]
@@ -68,7 +67,7 @@ def typed_rows_refusals(
     if x.dim() != 2 or x.size(1) != width:
         return [f"x has shape {list(x.shape)}, not [N, {width}]"]
     autocast = autocasts(x.device.type)
-    rounded = follows_autocast and autocast and torch.float64 not in (x.dtype, weight.dtype)
+    rounded = autocast and torch.float64 not in (x.dtype, weight.dtype)
     if (x.dtype != weight.dtype and not rounded) or x.device != weight.device:
         return [f"x is {x.dtype} on {x.device}, and the weights {weight.dtype} on {weight.device}"]
     if type(types) not in PLAIN or types.dtype not in (torch.int32, torch.int64):
@@ -149,7 +148,7 @@ class FusedLayer:
             try:
                 return self._fused_forward(*inputs)
             except RuntimeError as error:
-                if type(error) is RuntimeError:  # of torch, about widths or dtypes that do not fit
+                if type(error) is RuntimeError:  # torch's error about widths or dtypes that do not fit
                     add_call(error, self, inputs)
                 raise
         elif choice == "fused":

@@ -1,4 +1,4 @@
-"""What is added to the error of a layer's call: why the call was not fused, and what it was called with."""
+"""Adds to the error of a layer's call why the call was not fused, and the arguments of the call."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 
 from .calls import NotFusedError, name_of
 
-_MOST_CHARACTERS = 200  # of a layer's text
-_MOST_ENTRIES = 4  # of a dictionary or sequence that a message describes
+_MOST_CHARACTERS = 200  # limit of the text that describes a layer
+_MOST_ENTRIES = 4  # limit of the entries that a message lists of a dictionary or sequence
 
 
 def add_call(error: Exception, called: Any, inputs: tuple | dict, reasons: Sequence[str] = ()) -> None:
-    """Adds to the message of an error what the call was and, of a stock layer or function, why it ran there.
+    """Adds to the message of an error the call and, if the upstream layer or function ran, why it did.
 
-    A refusal often names what is wrong, where the stock layer fails at some later op. The error stays the same object;
-    one whose argument is no message is left alone.
+    An unsupported reason often names the wrong argument, while the upstream layer fails in some later op. The error
+    stays the same object; an error whose argument is no message is not changed.
 
     Args:
-        error: what the layer or function raised.
+        error: the exception that the layer or function raised.
         called: the layer or function.
         inputs: the arguments, by position or by name.
-        reasons: why it does not run fused; none if the fused forward raised the error.
+        reasons: the unsupported reasons; empty if the fused forward raised the error.
     """
     if isinstance(error, (KeyError, NotFusedError)) or any(type(a) is not str for a in error.args):
         return

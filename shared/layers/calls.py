@@ -1,4 +1,4 @@
-"""What calls of layers did: how often each layer ran fused, generated or as the stock layer, and why.
+"""Counts the calls of layers: how often each layer ran fused, generated or as the upstream layer, and why.
 
 Layers call :func:`ran_fused`, :func:`ran_generated` or :func:`ran_stock` once for each call. A thread counts in
 dictionaries of its own, which no other thread writes, so a count takes no lock. Code that torch.compile traces is noted
@@ -24,7 +24,7 @@ from ..capture.watching import unheard
 from ..untraced import constant
 from .explanation import Explanation, Printed
 
-MOST_REASONS = 20  # of one layer; reasons may name sizes, of which there may be any number
+MOST_REASONS = 20  # counted for one layer; reasons may name sizes, so their number has no bound
 OTHER = "other reasons"
 TRACED = "torch.compile traced it, and edgeless.explain says why"
 OF_PROGRAMS = "torch.compile or torch.export traced it, and into a compiled model go the stock layer's ops"
@@ -35,7 +35,7 @@ if os.environ.get("EDGELESS_LOG", "") not in ("", "0"):
     _handler = logging.StreamHandler(sys.stderr)
     _handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
     _logger.addHandler(_handler)
-    _logger.propagate = False  # a handler of the program's would print the line again
+    _logger.propagate = False  # otherwise the program's own handler would print the line again
 else:
     _logger.addHandler(logging.NullHandler())  # silent, unless the program sets up Python's logging
 
@@ -89,7 +89,7 @@ def ran_fused(key: Any, layer: Any, inputs: Optional[tuple]) -> None:
     Args:
         key: the layer's class, or the function.
         layer: the layer or function itself.
-        inputs: the arguments of the call, by position; None if it gets no plan.
+        inputs: the arguments of the call, by position; None if the call has no plan.
     """
     if _mine.recorded is None:
         counts = _mine.fused
@@ -99,7 +99,7 @@ def ran_fused(key: Any, layer: Any, inputs: Optional[tuple]) -> None:
 
 
 def ran_generated(layer: Any, how: str, text: Callable[[], str]) -> None:
-    """Counts a call whose messages are generated: ``how`` says as what, and ``text()`` describes the program."""
+    """Counts a call whose messages are generated: ``how`` names what ran, and ``text()`` describes the program."""
     if _mine.recorded is None:
         _count(type(layer), "generated", how)
     else:
@@ -107,7 +107,7 @@ def ran_generated(layer: Any, how: str, text: Callable[[], str]) -> None:
 
 
 def ran_stock(key: Any, layer: Any, reasons: Sequence[str]) -> None:
-    """Counts a call that runs as the stock layer or function, and warns of it once for each reason."""
+    """Counts a call that runs as the upstream layer or function, and warns of it once for each reason."""
     if _mine.recorded is None:
         why = "; ".join(reasons)
         known = _warned.setdefault(key, set())
@@ -118,7 +118,7 @@ def ran_stock(key: Any, layer: Any, reasons: Sequence[str]) -> None:
 
 @constant
 def note_trace(key: Any, fused: bool, why: str = TRACED) -> None:
-    """Counts a call that is being traced: Dynamo calls this function itself, and puts nothing of it into its code."""
+    """Counts a call that is being traced: Dynamo calls this function while it traces, and compiles none of it."""
     _count(key, "traced" if fused else "stock", "" if fused else why)
 
 
@@ -128,7 +128,7 @@ def recording(plans: bool = False, *, ahead: bool = False):
 
     Args:
         plans: whether explanations of calls on kernels get their plans, for which these calls run twice.
-        ahead: whether layers do what they will do once they have been called often enough.
+        ahead: whether layers behave as they will after enough calls.
     """
     before = _mine.recorded, _mine.plans, _mine.ahead
     _mine.recorded, _mine.plans, _mine.ahead = [], plans, ahead
@@ -139,7 +139,7 @@ def recording(plans: bool = False, *, ahead: bool = False):
 
 
 def looks_ahead() -> bool:
-    """Whether this thread's calls are recorded by :func:`recording` with ``ahead``."""
+    """Returns whether this thread's calls are recorded by :func:`recording` with ``ahead``."""
     return _mine.ahead
 
 
@@ -196,9 +196,10 @@ class LayerCalls:
 
     Attributes:
         fused: calls on kernels of edgeless.
-        generated: calls whose messages a generated program computed, by what it ran as.
+        generated: calls whose messages a generated program computed, by the kind of code that ran.
         stock: calls of the upstream code, by reason.
-        traced: how often torch.compile or torch.export traced it fused; what they compile is not counted.
+        traced: how often torch.compile or torch.export traced the fused forward; runs of what they compile are not
+            counted.
     """
 
     fused: int = 0
@@ -243,7 +244,7 @@ def report(*, reset: bool = False) -> Report:
     were not swapped are not seen: :func:`edgeless.accelerate` reports them, and so does ``explain(model, *inputs)``.
 
     Args:
-        reset: whether to start anew after this report.
+        reset: whether to set the counts to zero after this report.
     Returns:
         A report, which prints as text and shows as a table in notebooks.
 

@@ -1,4 +1,4 @@
-"""What :func:`edgeless.explain` answers, and how reports print: as text, and as a table in notebooks."""
+"""The results of :func:`edgeless.explain`, and how reports print: as text, and as a table in notebooks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Explanation(Printed):
     """The result of :func:`edgeless.explain`. It is true in a boolean context when the call runs fused.
 
     Attributes:
-        layer: the name of its class.
-        fused: whether nothing of it runs by the upstream code.
-        reasons: why it does not, in words.
+        layer: the name of the layer's class.
+        fused: whether the upstream code runs no part of the call.
+        reasons: the unsupported reasons, empty if the call runs fused.
         plan: the ops of a layer that has kernels of its own.
-        how: for a layer whose messages are generated, "generated" or the op that they landed on.
-        levels: for such a layer, what is computed and how.
+        how: for a layer whose messages are generated, "generated" or the existing op that computes them.
+        levels: for such a layer, the program's two levels: what is computed, and how.
     """
 
     layer: str
@@ -74,9 +74,9 @@ class ModelExplanation(Printed):
     """The result of :func:`edgeless.explain` for a model. It is true when every call of a graph layer runs fused.
 
     Attributes:
-        model: the name of its class.
-        calls: (name in the model, explanation) of every call of a graph layer in one run, in order; a layer that was
-            called with one outcome several times stands once.
+        model: the name of the model's class.
+        calls: (name in the model, explanation) of every call of a graph layer in one run, in order; several calls of a
+            layer with the same explanation are listed once.
         idle: the names of the graph layers that the run did not call.
     """
 

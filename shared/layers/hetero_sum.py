@@ -130,10 +130,10 @@ def sum_of_layers(
     """Returns for each target the sum ``[size, C]`` of the results of all layers that lead to it.
 
     Args:
-        graph: from :func:`join_relations` or :func:`join_edges`.
+        graph: the result of :func:`join_relations` or :func:`join_edges`.
         x: ``[Ns, F]``, the features of all sources.
         weights: ``[R, F, C]``, one matrix per relation.
-        targets: in the order of the graph's destinations.
+        targets: the targets in the order of the graph's destinations.
         edge_weight, reduce: as in :func:`edgeless.functional.relational_sum`.
     """
     sums = relational_sum(graph, x, weights, edge_weight, reduce=reduce)

@@ -51,7 +51,7 @@ def _softmax_sum_fake(logits, value, csr, max_degrees=()):
 
 
 def _attention_program(*arguments):
-    from ..programs.attention import attention_program  # with the tracer, which takes long to import
+    from ..programs.attention import attention_program  # imports the tracer, which takes long
 
     return attention_program(*arguments)
 

@@ -1,8 +1,8 @@
-"""Batches of few sizes, and norms that do not see the padding.
+"""Pads batches to few sizes, and makes norms ignore the padding.
 
-A batch of small graphs gets more graphs, whose nodes and edges fill it to one of few sizes, so that a captured step
-(:func:`edgeless.capture_step`) can be replayed for it. The padding's edges are within its graphs: messages, pooling and
-losses of the real graphs are as without it. The loaders are in ``edgeless.pyg.loader`` and
+A batch of small graphs gets additional graphs, whose nodes and edges fill it to one of few sizes, so that a captured
+step (:func:`edgeless.capture_step`) can be replayed for it. Edges of the padding stay within its graphs, so messages,
+pooling and losses of the real graphs do not change. The loaders are in ``edgeless.pyg.loader`` and
 ``edgeless.dgl.dataloading``.
 """
 
@@ -44,7 +44,7 @@ class _Active(threading.local):
         self.real: dict[tuple[int, torch.dtype], RealRows] = {}
 
     def real_rows(self, mask: Tensor, dtype: torch.dtype) -> RealRows:
-        """What norms need to know of a mask, computed once in a block."""
+        """The real rows of a mask, computed once in a block."""
         key = id(mask), dtype
         if compiling():
             return RealRows(mask, dtype)
@@ -66,11 +66,12 @@ def real_rows(
 ) -> Iterator[None]:
     """Lets norms that :func:`convert_batchnorm` has converted ignore a batch's padding inside the block.
 
-    Given a batch, ``edgeless.pyg.nn.GPSConv`` also knows how many nodes a graph has at most, and asks no GPU.
+    Given a batch, ``edgeless.pyg.nn.GPSConv`` also knows the largest number of nodes of a graph without waiting for the
+    GPU.
 
     Args:
         batch: a batch of ``edgeless.pyg.loader.PaddedLoader``, or None.
-        nodes, edges, graphs: masks ``[N]``, ``[E]`` and ``[G]``, true for real ones, instead of those of the batch.
+        nodes, edges, graphs: masks ``[N]``, ``[E]`` and ``[G]``, true for real rows, instead of those of the batch.
     Raises:
         TypeError: neither a batch nor a mask is given.
 
@@ -101,7 +102,7 @@ def dense_rows_of(batch: Any) -> Optional[DenseRows]:
     """Returns where the nodes of the batch in force are in a dense tensor, or None if that is not known on the host.
 
     Args:
-        batch: the graph's number of every node, int64 ``[N]``. It has to be the very tensor of the batch that
+        batch: for every node the index of its graph, int64 ``[N]``. It has to be the same object as in the batch that
             :func:`real_rows` was given.
 
     Example:
@@ -122,7 +123,7 @@ def dense_rows_of(batch: Any) -> Optional[DenseRows]:
 
 
 def _most_nodes(ptr: Tensor, at_most: int) -> int:
-    """The nodes of a batch's largest graph, or a larger number where the host would wait for it."""
+    """The number of nodes of a batch's largest graph, or an upper bound where the host would have to wait."""
     return int(ptr.diff().max()) if ptr.device.type == "cpu" else at_most
 
 
@@ -132,8 +133,8 @@ def _most_nodes(ptr: Tensor, at_most: int) -> int:
 class BatchNorm1d(torch.nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d`` whose statistics are those of the real rows within a block of :func:`real_rows`.
 
-    Outside of one, and where it uses its running statistics, it is the class itself. Rows of padding are normalised
-    with the statistics of the others.
+    Outside of such a block, and where it uses its running statistics, it behaves as the class itself. Rows of padding
+    are normalised with the statistics of the real rows.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
         return self._of_mask(input, real)
 
     def _of_mask(self, input: Tensor, mask: Tensor) -> Tensor:
-        """The norm without a read by the host."""
+        """The norm without a synchronisation with the host."""
         wide = torch.promote_types(input.dtype, torch.float32)
         by_ops = compiling() or transforming() or type(input) is not Tensor
         real = _active.real_rows(mask, wide)
@@ -192,7 +193,7 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
         return out if begins else torch.empty_like(out).index_copy(0, places, out)
 
     def _share_of_this_batch(self) -> float:
-        """The share of a batch's statistics in the running ones, after it is counted."""
+        """The weight of this batch's statistics in the running statistics, after the batch was counted."""
         if not self.training or self.num_batches_tracked is None:
             return 0.0
         self.num_batches_tracked.add_(1)
@@ -211,7 +212,7 @@ class BatchNorm1d(torch.nn.BatchNorm1d):
                 before.lerp_(after, share.to(before.dtype))
 
 
-# Norms whose result for a row depends on other graphs' rows, or whose statistics do, and why they are not converted.
+# Norms whose results or statistics depend on other graphs' rows -> the reason why they are not converted.
 _REFUSED = {
     "SyncBatchNorm": "its statistics are those of several processes",
     "BatchNorm2d": "its rows are no nodes",
@@ -226,9 +227,9 @@ _REFUSED = {
 def convert_batchnorm(model: torch.nn.Module) -> torch.nn.Module:
     """Makes the batch norms of a model ignore the padding of batches, in place.
 
-    ``torch.nn.BatchNorm1d``, and PyG's BatchNorm, which has one, keep their parameters, statistics and ``state_dict``;
-    their class becomes :class:`BatchNorm1d`. Norms within graphs or rows (GraphNorm, LayerNorm, InstanceNorm without
-    running statistics, given the batch) need no change.
+    ``torch.nn.BatchNorm1d``, and PyG's BatchNorm, which contains one, keep their parameters, statistics and
+    ``state_dict``; their class becomes :class:`BatchNorm1d`. Norms within graphs or rows (GraphNorm, LayerNorm,
+    InstanceNorm without running statistics, given the batch) need no change.
 
     Returns:
         ``model`` itself.

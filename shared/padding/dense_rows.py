@@ -1,4 +1,4 @@
-"""Rows of a batch of graphs as a dense tensor with a row of every graph, and back, without a read by the host."""
+"""Converts rows of a batch of graphs to a dense tensor with one row per graph, and back, without synchronisation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["DenseRows"]
 
 
 class DenseRows:
-    """Where the nodes of a batch are in a dense tensor ``[graphs, most, features]``.
+    """The indices of a batch's nodes in a dense tensor ``[graphs, most, features]``.
 
     Args:
-        batch: the graph's number of every node, int64 ``[N]``, rising.
+        batch: for every node the index of its graph, int64 ``[N]``, ascending.
         ptr: the first node of every graph, and N: int64 ``[graphs + 1]``.
         most: at least the number of nodes of every graph.
 
     Attributes:
-        padded: ``[graphs, most]``, true for places that no attention should see: those of no node, but for the first
-            place of a graph without nodes, since a softmax of nothing is not a number.
+        padded: ``[graphs, most]``, true for entries that attention must ignore: those without a node, except the first
+            entry of a graph without nodes, since a softmax over nothing is NaN.
     """
 
     def __init__(self, batch: Tensor, ptr: Tensor, most: int):
@@ -44,7 +44,7 @@ class DenseRows:
 
 
 class _Moved(torch.autograd.Function):
-    """Rows by their places, in both directions: that of torch adds gradients up, by atomics on a GPU."""
+    """Moves rows by index in both directions; the backward of torch's indexing would add up gradients by atomics."""
 
     @staticmethod
     def forward(ctx, x: Tensor, there: Tensor, none: Optional[Tensor], back: Tensor, none_back: Optional[Tensor]):

@@ -1,4 +1,4 @@
-"""Normalises rows by the mean and variance of some of them, of which only the device knows how many there are."""
+"""Normalises rows by the mean and variance of some of them, whose number only the device knows."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["RealRows", "normalize"]
 
 
 class RealRows:
-    """The rows that statistics are of, given a mask ``[R]`` of them."""
+    """The rows that statistics are computed from, given their mask ``[R]``."""
 
     def __init__(self, mask: Tensor, dtype: torch.dtype):
         self.mask = mask.unsqueeze(1)
         count = mask.sum().to(dtype)
         self.share = 1 / count
         self.unbiased = count / (count - 1)
-        self.shares = torch.where(self.mask, self.share, 0)  # of every row in a mean
-        self._zero = count.new_zeros(())  # a number would be a launch for each use
+        self.shares = torch.where(self.mask, self.share, 0)  # the weight of every row in a mean
+        self._zero = count.new_zeros(())  # a Python number would need a launch for each use
 
     def only(self, rows: Tensor) -> Tensor:
-        """The rows, with zeros in place of the others."""
+        """``rows`` with zeros in rows that are not real."""
         return torch.where(self.mask, rows, self._zero)
 
 
@@ -33,14 +33,14 @@ def normalize(
 
     Args:
         rows: ``[R, C]``.
-        real: of the dtype of ``rows``.
+        real: the real rows, in the dtype of ``rows``.
         weight, bias: ``[C]``, or None.
     """
     return _Norm.apply(rows, real, weight, bias, eps)
 
 
 def normalize_by_ops(rows: Tensor, real: RealRows, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
-    """The same as ops that torch differentiates, twice and in a compiled graph too, in many more launches."""
+    """Like :func:`normalize`, by ops that torch differentiates twice and compiles, in many more launches."""
     mean = real.only(rows).sum(0) * real.share
     centred = rows - mean
     variance = real.only(centred).square().sum(0) * real.share
@@ -68,7 +68,7 @@ class _Norm(torch.autograd.Function):
         if grad is None:
             return None, None, None, None, None
         rows, weight, bias, centred, inverse, scale = ctx.saved_tensors
-        if torch.is_grad_enabled():  # of a second derivative
+        if torch.is_grad_enabled():  # for a second derivative
             wanted = [t for t, needed in zip((rows, weight, bias), _needed(ctx)) if needed]
             out, *_ = normalize_by_ops(rows, ctx.real, weight, bias, ctx.eps)
             found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
@@ -78,7 +78,7 @@ class _Norm(torch.autograd.Function):
         products = (grad * centred).sum(0).mul_(inverse)
         of_rows = None
         if ctx.needs_input_grad[0]:
-            # Of a real row, also through the mean and the variance; sums and products are those of all rows.
+            # A real row also gets gradients through the mean and the variance; the sums and products are over all rows.
             through = torch.addcmul(sums, centred, products * inverse)
             of_rows = torch.addcmul(grad, through, ctx.real.shares, value=-1).mul_(scale)
         return of_rows, None, *(None if weight is None else (products, sums)[i] for i in range(2)), None

@@ -1,7 +1,7 @@
 """Attributes of many graphs, concatenated once, from which batches are gathered without Python for every graph.
 
-A *level* is what an attribute has entries for: nodes, edges, or something of its own, of which every graph has its own
-number. The entries of a batch are those of the chosen graphs, then of graphs of padding, which fill it to its size
+A *level* is the kind of entries of an attribute: nodes, edges, or another kind, of which each graph has some number.
+The entries of a batch are those of the chosen graphs, followed by those of graphs of padding, which fill it to its size
 (:mod:`edgeless.padding`). The numbers of entries stay on the CPU, so that all sizes are known there and nothing waits
 for a GPU; the arrays may be on any device.
 """
@@ -32,22 +32,22 @@ __all__ = [
     "refusal",
 ]
 
-_WATCHED = 64  # graphs that are looked at to see whether a data set has changed
+_WATCHED = 64  # graphs that are compared to detect that a data set has changed
 
 
 # Data sets -----------------------------------------------------------------------------------------------------------
 
 
 class NotPacked(Exception):
-    """Says in words why the graphs of a data set cannot be packed."""
+    """Raised with the reason why the graphs of a data set cannot be packed."""
 
 
 def refusal(dataset: Any, other: Callable[[Any], Optional[str]]) -> Optional[str]:
     """Returns why a data set may give other graphs at every access, or None if it does not.
 
     Args:
-        dataset: a list or a tuple, parts and chains of such ones, or something that ``other`` knows.
-        other: the same function for the framework's data sets.
+        dataset: a list or a tuple, a Subset or a ConcatDataset of these, or a data set that ``other`` supports.
+        other: the function that answers the same for the framework's data sets.
     """
     if type(dataset) in (list, tuple):
         return None
@@ -59,11 +59,11 @@ def refusal(dataset: Any, other: Callable[[Any], Optional[str]]) -> Optional[str
 
 
 class Watched:
-    """A data set, and what it looked like.
+    """A data set whose changes can be detected.
 
     Args:
-        dataset: of items.
-        values_of: the tensors and other values of an item.
+        dataset: a data set.
+        values_of: returns the tensors and other values of an item.
     """
 
     def __init__(self, dataset: Any, values_of: Callable[[Any], Iterable[Any]]):
@@ -74,7 +74,7 @@ class Watched:
     def has_changed(self) -> bool:
         """Returns whether the data set has other items now, or whether some of them have other contents.
 
-        Contents are looked at in 64 items, evenly spread, so that a change of all is noticed.
+        The contents of 64 evenly spread items are compared, which detects a change of all items.
         """
         if self._items is not None:
             now = self._dataset
@@ -98,7 +98,7 @@ class Watched:
 
 
 class Fetcher:
-    """Stands for the fetcher of a torch.utils.data.DataLoader of one process: it turns ids into a batch."""
+    """Replaces the fetcher of a torch.utils.data.DataLoader without worker processes: it turns ids into a batch."""
 
     def __init__(self, fetch: Callable[[Sequence[int]], Any]):
         self.fetch = fetch
@@ -113,10 +113,10 @@ class Column(NamedTuple):
     Attributes:
         data: the graphs' entries one after the other along ``dim``, then one of padding.
         dim: the dimension along which entries are concatenated.
-        level: its place among the levels.
+        level: the index of its level.
         increment: the level whose number of entries in the graphs before is added to a graph's integers, or None.
-        last: the name of a table with the padding's entries, whose level has none in graphs of padding but the last, or
-            None if they are copies of the last one in ``data``.
+        last: the name of a table with the padding's entries, which all belong to the last graph of padding; None if
+            they are copies of the last entry of ``data``.
     """
 
     data: Tensor
@@ -130,15 +130,15 @@ class PackedGraphs:
     """The attributes of all graphs.
 
     Args:
-        counts: of every level, the number of entries of every graph ``[num_graphs]``. The first level is that of nodes.
+        counts: for every level, the number of entries of every graph ``[num_graphs]``. The first level is nodes.
         columns: the attributes.
-        device: of the attributes and of batches.
+        device: the device of the attributes and of batches.
     """
 
     def __init__(self, counts: Sequence[Tensor], columns: Sequence[Column], device: torch.device):
         self.num_graphs, self.num_levels, self.device = counts[0].numel(), len(counts), device
         ends = [count.cumsum(0) for count in counts]
-        # Column num_graphs is a graph of padding, whose entries begin behind all.
+        # Column num_graphs is a graph of padding, whose entries follow all others.
         filled = [torch.cat((count, count.new_zeros(1))) for count in counts]
         begins = [torch.cat((end - count, end[-1:])) for end, count in zip(ends, counts)]
         self._table = torch.stack((*filled, *begins))
@@ -168,11 +168,11 @@ class PackedGraphs:
         return Chosen(chosen, counts.sum(1).tolist(), int(counts[0].max()))
 
     def gather(self, chosen: Chosen, padding: Sequence[Sequence[int]], tables: dict[str, Tensor]) -> Gathered:
-        """Returns a batch: the chosen graphs, and those of padding.
+        """Returns a batch of the chosen graphs and graphs of padding.
 
         Args:
-            padding: of every level, the numbers of entries of every graph of padding.
-            tables: entries of the padding on the CPU, int64 ``[..., entries]``, by the names that columns have.
+            padding: for every level, the numbers of entries of every graph of padding.
+            tables: name in :attr:`Column.last` -> entries of the padding on the CPU, int64 ``[..., entries]``.
         """
         added = len(padding[0])
         if added not in self._tails:
@@ -190,12 +190,12 @@ class PackedGraphs:
 
 
 class Chosen(NamedTuple):
-    """Graphs of a batch.
+    """The chosen graphs of a batch.
 
     Attributes:
         ids: int64 ``[num_chosen]``.
-        entries: of every level, the number of their entries.
-        largest: the most entries that one of them has of the first level.
+        entries: for every level, the number of their entries.
+        largest: the largest number of nodes of one of them.
     """
 
     ids: Tensor
@@ -207,12 +207,12 @@ class Gathered(NamedTuple):
     """A batch of packed graphs.
 
     Attributes:
-        attributes: in the order of the columns.
-        sizes: of every level, the number of entries.
-        counts: of every level, the number of entries of every graph ``[levels, graphs]``, on the CPU.
-        bounds: of every level, where the entries of every graph begin, and how many there are, on the CPU: ``[levels,
-            graphs + 1]``.
-        bounds_there: the same on the device; the same tensor if that is the CPU.
+        attributes: the attributes in the order of the columns.
+        sizes: for every level, the number of entries.
+        counts: for every level, the number of entries of every graph ``[levels, graphs]``, on the CPU.
+        bounds: for every level, the first entry of every graph and the number of entries, on the CPU: ``[levels, graphs
+            + 1]``.
+        bounds_there: ``bounds`` on the device; the same tensor if that is the CPU.
     """
 
     attributes: list[Tensor]
@@ -223,26 +223,26 @@ class Gathered(NamedTuple):
 
 
 def in_last(numbers: Sequence[int]) -> list[int]:
-    """The same number of entries of padding, all in the last graph."""
+    """Moves all entries of padding to the last graph."""
     return [0] * (len(numbers) - 1) + [sum(numbers)]
 
 
 def graph_of(level: int, graphs: int) -> Column:
-    """The column of the number of its graph in the batch, for every entry of a level.
+    """The column that has for every entry of a level the index of its graph in the batch.
 
     Args:
-        graphs: the level with one entry a graph.
+        graphs: the level with one entry per graph.
     """
     return Column(torch.zeros(1, dtype=torch.int64), 0, level, graphs)
 
 
 def mask_of(level: int, count: int) -> Column:
-    """The column that is true for the entries of a level that are no padding. The graphs have ``count`` of them."""
+    """The column that is true for the real entries of a level, of which the data set has ``count``."""
     return Column(torch.arange(count + 1) < count, 0, level)
 
 
 def _on(device: torch.device, tables: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tables on a device, by one copy that does not wait."""
+    """Copies tables to a device, by one asynchronous copy."""
     if device.type == "cpu":
         return tables
     sizes = [table.numel() for table in tables]

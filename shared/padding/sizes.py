@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
 
 __all__ = ["Padding", "Size", "Sizes", "choose_sizes", "pad_edges"]
 
-LEAST_NODES = 2  # of the padding: its edges are no self loops, which some layers would replace
-_DRAWS = 1_000  # batches that are drawn to see how the sizes of batches are spread
-_MARGIN = 1.02  # by which the largest size exceeds the largest batch drawn
-_USUAL = 0.9  # the part of batches that have no larger graph than usual
-# Times as many nodes as usual: attention among all nodes of a graph takes 2.3 times as long.
+LEAST_NODES = 2  # nodes of the padding, since its edges must not be self loops, which some layers would replace
+_SAMPLE = 10_000  # most graphs of a data set whose sizes are read
+_DRAWS = 1_000  # batches that are drawn to estimate the distribution of their sizes
+_MARGIN = 1.02  # the largest size divided by the largest batch drawn
+_USUAL = 0.9  # the fraction of batches whose largest graph counts as usual
+# From this multiple of the usual number of nodes a second bound is profitable: attention among all nodes of a graph
+# takes 2.3 times as long.
 _MUCH_LARGER = 1.5
 
 
@@ -29,11 +31,11 @@ class Size(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """What is added to a batch.
+    """The graphs that are added to a batch.
 
     Attributes:
-        nodes, edges: of every graph that is added, in equal parts; graphs without nodes, if there are any, come first.
-        most_nodes: a number that no graph of the batch exceeds, and one of few.
+        nodes, edges: their numbers of nodes and edges, in equal parts; graphs without nodes, if any, come first.
+        most_nodes: an upper bound for the nodes of the batch's graphs, which takes few values.
     """
 
     nodes: list[int]
@@ -43,15 +45,15 @@ class Padding(NamedTuple):
 
 @dataclass
 class Sizes:
-    """The sizes to which batches are padded, and what that wasted so far.
+    """The sizes to which batches are padded, and the fraction of padding so far.
 
     Attributes:
-        sizes: from the smallest to the largest.
-        expected: the parts of nodes and edges that are padding, of the batches that were drawn when they were chosen.
-        most_nodes: the nodes of the largest graph, before it a smaller number if graphs of most batches do not exceed
-            it. No graph of padding has more nodes than the first. Empty: they are not known.
-        batches: batches that were padded, by the place of their size.
-        too_large: batches larger than the largest size, which were given a graph of no nodes instead.
+        sizes: the sizes from the smallest to the largest.
+        expected: the fractions of nodes and edges that are padding in the batches that were drawn to choose the sizes.
+        most_nodes: the number of nodes of the largest graph, preceded by a smaller number if the graphs of most batches
+            do not exceed it. No graph of padding has more nodes than the first. Empty if they are not known.
+        batches: for each size the number of batches that were padded to it.
+        too_large: batches larger than the largest size, which were given a graph without nodes instead.
     """
 
     sizes: list[Size]
@@ -63,12 +65,12 @@ class Sizes:
     _padded: list[int] = field(default_factory=lambda: [0, 0])
 
     def padding(self, nodes: int, edges: int, largest: int, missing: int = 0) -> Padding:
-        """Returns what fills a batch of so many nodes and edges, and counts the batch.
+        """Returns the padding of a batch with these numbers of nodes and edges, and counts the batch.
 
         Args:
-            nodes, edges: of the batch.
-            largest: the nodes of its largest graph.
-            missing: how many graphs fewer than others it has.
+            nodes, edges: the numbers of the batch.
+            largest: the number of nodes of its largest graph.
+            missing: the number of graphs by which it is smaller than other batches.
         """
         size = self.fit(nodes, edges) or Size(nodes, edges)
         rest, added = size.nodes - nodes, missing + size.graphs
@@ -84,7 +86,7 @@ class Sizes:
         return Padding(empty + own, empty + _shares(size.edges - edges, filled), most)
 
     def fit(self, nodes: int, edges: int) -> Optional[Size]:
-        """Returns the smallest size that a batch of so many nodes and edges can be padded to, None if there is none."""
+        """Returns the smallest size that fits a batch with these numbers of nodes and edges, or None."""
         for place, size in enumerate(self.sizes):
             if nodes + LEAST_NODES <= size.nodes and edges <= size.edges:
                 return self._note(place, nodes, edges)
@@ -101,7 +103,9 @@ class Sizes:
 
     @property
     def waste(self) -> tuple[float, float]:
-        """The parts of nodes and edges of padded batches that were padding; those expected before the first batch."""
+        """The fractions of nodes and edges of padded batches that were padding; before the first batch, the expected
+        ones.
+        """
         if not self.batches:
             return self.expected
         return tuple(1 - real / max(1, padded) for real, padded in zip(self._real, self._padded))
@@ -116,6 +120,23 @@ class Sizes:
         return "\n".join(lines + ([f"  {self.too_large} batches were larger"] if self.too_large else []))
 
 
+def counts_of(dataset: Any, counts: Callable[[Any], tuple[int, int]], packed: Any = None) -> list[tuple[int, ...]]:
+    """The numbers of nodes and the numbers of edges of a data set's graphs, or of a sample of a large data set.
+
+    Args:
+        dataset: the data set, whose items ``counts`` reads.
+        counts: returns the numbers of nodes and edges of an item.
+        packed: the packed data set, if there is one, whose ``nodes`` and ``edges`` are read instead.
+    """
+    places = range(len(dataset))
+    if len(dataset) > _SAMPLE:
+        drawn = torch.Generator().manual_seed(0)
+        places = torch.randperm(len(dataset), generator=drawn)[:_SAMPLE].tolist()
+    if packed is not None:
+        return [tuple(packed.nodes[place] for place in places), tuple(packed.edges[place] for place in places)]
+    return list(zip(*(counts(dataset[place]) for place in places)))
+
+
 def choose_sizes(
     nodes: Sequence[int],
     edges: Sequence[int],
@@ -127,21 +148,23 @@ def choose_sizes(
     largest: Optional[int] = None,
     seed: int = 0,
 ) -> Sizes:
-    """Chooses the sizes for batches of random graphs of a data set: as few as waste little.
+    """Chooses the fewest sizes for batches of random graphs of a data set with which little is padding.
 
-    The sizes are geometric, from the smallest to the largest of many batches that are drawn, and nodes and edges grow
-    together. Each gets as many graphs as its padding needs to be no larger than the data set's own graphs.
+    The sizes are a geometric series from the smallest to the largest of many batches that are drawn, and nodes and
+    edges grow together. The padding of each size is split into so many graphs that none is larger than the data set's
+    own.
 
     Args:
-        nodes, edges: of every graph of the data set, or of a sample of it.
-        batch_size: graphs in a batch.
-        most: the most sizes.
-        waste: the part of nodes, and of edges, that may be padding; fewer sizes than ``most`` are chosen if they do.
-        sizes: pairs of nodes and edges, which are used instead.
-        largest: the nodes of the data set's largest graph; the largest of ``nodes`` by default.
-        seed: of the draws.
+        nodes, edges: the numbers of nodes and edges of every graph of the data set, or of a sample of it.
+        batch_size: the number of graphs in a batch.
+        most: the largest number of sizes.
+        waste: the fraction of nodes, and of edges, that may be padding; fewer sizes than ``most`` are chosen if they
+            suffice.
+        sizes: pairs of nodes and edges to use instead of choosing them.
+        largest: the number of nodes of the data set's largest graph; the largest of ``nodes`` by default.
+        seed: the seed of the draws.
     Raises:
-        ValueError: no graphs, unequal lengths, or a number that makes no sense.
+        ValueError: there are no graphs, the lengths differ, or a number is out of range.
 
     Example:
         >>> from edgeless.padding import choose_sizes
@@ -180,9 +203,9 @@ def choose_sizes(
 
 
 def _rooms(largest: Tensor, most: int) -> tuple[int, ...]:
-    """Numbers of nodes that the largest graphs of batches are rounded up to, given those of drawn batches.
+    """The upper bounds for the largest graph of a batch, given the largest graphs of drawn batches.
 
-    A second one is worth its recordings if the data set has few graphs that are much larger than the others.
+    A second bound is profitable despite its recordings if the data set has few graphs that are much larger than others.
     """
     most = max(LEAST_NODES + 1, most)
     usual = max(LEAST_NODES + 1, math.ceil(float(largest.quantile(_USUAL))))
@@ -190,7 +213,7 @@ def _rooms(largest: Tensor, most: int) -> tuple[int, ...]:
 
 
 def _geometric(totals: Tensor, most: int, waste: float, margin: float) -> tuple[list[Size], tuple[float, float]]:
-    """The fewest sizes that waste little, and what they waste, given nodes and edges of drawn batches ``[2, B]``."""
+    """The fewest sizes with little padding, and its fractions, given nodes and edges of drawn batches ``[2, B]``."""
     totals = totals + torch.tensor([[LEAST_NODES], [0]])
     mean = totals.mean(1, keepdim=True).clamp(min=1)
     scale = (totals / mean).amax(0)
@@ -218,7 +241,9 @@ def _with_graphs(size: Size, nodes: Tensor, smaller: Optional[Size], room: int) 
 
 
 def _distinct(size: Size, batch_size: int) -> Size:
-    """The size, enlarged by what makes numbers of nodes, edges and graphs differ: norms tell rows by their number."""
+    """The size, enlarged until its numbers of nodes, edges and graphs differ, since norms identify rows by their
+    number.
+    """
     graphs = batch_size + size.graphs
     edges = size.edges + (size.edges == graphs)
     nodes = size.nodes
@@ -246,7 +271,7 @@ def pad_edges(nodes: Union[int, Sequence[int]], edges: Union[int, Sequence[int]]
         tensor([[0, 1, 2, 0],
                 [1, 2, 0, 2]])
     """
-    import numpy as np  # which comes with both frameworks; on so few numbers its ops take half of torch's time
+    import numpy as np  # both frameworks require it; on so few numbers its ops take half of torch's time
 
     if isinstance(nodes, int):
         nodes, edges = [nodes], [edges]

@@ -135,7 +135,7 @@ def _edge_weight_plans(device: Device, dtype: torch.dtype, weight: Tensor, wide_
 
 
 def _fuses_root(args: dict[str, Any], device: Device, backward: bool) -> bool:
-    """Whether the fused kernel adds the product of a destination's own row and root to the sums."""
+    """Returns whether the fused kernel adds the product of a destination's own row and root to the sums."""
     x, root, own = args["x"], args.get("root"), args.get("own")
     if root is None or (backward and own is not None):
         return False
@@ -143,14 +143,14 @@ def _fuses_root(args: dict[str, Any], device: Device, backward: bool) -> bool:
 
 
 def adds_root(args: dict[str, Any]) -> bool:
-    """Whether the forward of a layer that sums before it multiplies is fused, its product with root included."""
+    """Returns whether the forward of a layer that sums before it multiplies is fused, with the product by root."""
     device, wide_index = Device.of(args["x"].device), args["by_dst"][3].element_size() == 8
     fused = len(args["by_dst"]) > 6 and _fuses(device, args["x"], widths(args["weight"]), wide_index)
     return fused and _fuses_root(args, device, False)
 
 
 def _weights_of(args: dict[str, Any], tiles: Sequence[Tensor]) -> str:
-    """What the fused kernels multiply rows, or the sums of segments, by."""
+    """The factors of rows, or of the sums of segments, in the fused kernels, as text."""
     if len(tiles) > 5:
         return "of_segments" if tiles[5].dim() == 2 else "in_order"
     return "none" if args.get("edge_weight") is None else "by_id"
@@ -211,8 +211,8 @@ def _separate_plans(
 
 
 def _fuses(device: Device, x: Tensor, in_and_out: tuple[int, int], wide_index: bool) -> bool:
-    """Whether the fused kernels support these rows: the conditions of ``core_cuda/relational/fused_cuda.cpp`` on tiled
-    segments, device and widths, and rows that are aligned, whole vectors of 16 bytes.
+    """Returns whether the fused kernels support these rows: the conditions of ``core_cuda/relational/fused_cuda.cpp``
+    on tiled segments, device and widths, and rows that are aligned, whole vectors of 16 bytes.
     """
     address = x.storage_offset() * x.element_size() if isinstance(x, STAND_INS) else x.data_ptr()
     as_vectors = x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and address % 16 == 0

@@ -50,9 +50,9 @@ class Step:
         kernel: the kernel and its tile.
         slices: number of feature or head tiles, processed one after the other so that the rows of each may fit the L2.
         bytes: bytes read and written if every edge reads its neighbour's row once.
-        seconds: those bytes at the device's roofline, None where it is not known.
+        seconds: the time of these bytes at the device's roofline, None where it is not known.
         refused: the unsupported reason of another engine that :func:`edgeless.engine` or a measurement chose.
-        origin: what chose the engine, if anything did: :func:`edgeless.engine`, a measurement and its date, or
+        origin: the choice of the engine, if there was one: :func:`edgeless.engine`, a measurement and its date, or
             statistics of the graph.
         header: the file of ``core_cuda`` that has the kernel, where the plan names one.
         expression: the kernel's C++ name with its template arguments.
@@ -146,8 +146,8 @@ def attention_steps(
         dropout: whether attention has dropout.
         arrays: whether there are edge features or weights, or returned attention.
         edge_dim: columns of the edge features in gatv2's score, 0 for none.
-        edge_arrays: by pass, how many per-edge arrays a kernel reads: edge weights, terms of the logits or the values,
-            features in gatv2's score, gradients of returned weights.
+        edge_arrays: by pass, the number of per-edge arrays that a kernel reads: edge weights, terms of the logits or
+            the values, features in gatv2's score, gradients of returned weights.
         num_gathered: rows read by destination and by source, for an engine that does not read one per edge.
     Raises:
         ValueError: the kernels do not support the score, pass or dtype.
@@ -245,9 +245,9 @@ def spmm_step(
 
     Args:
         weight_bytes: bytes read per edge beside its row and index.
-        scaled_only: these bytes are scales of the sources, and there are no weights of edges.
+        scaled_only: whether these bytes are scales of the sources, and there are no edge weights.
         by_head: heads have weights of their own.
-        num_rows: rows read, where an engine does not read one per edge.
+        num_rows: the number of rows read, for an engine that does not read one per edge.
     """
     row = width * dtype.itemsize
     segment = width * opmath_dtype(dtype).itemsize
@@ -359,8 +359,8 @@ def most_fused_width(device: torch.device, dtype: torch.dtype, wide_index: bool 
 
 
 def takes_widths(most: int, dtype: torch.dtype, in_and_out: tuple[int, int]) -> bool:
-    """Whether the fused kernels support these widths: at most ``most`` (:func:`most_fused_width`) and whole vectors of
-    16 bytes. Widths may be symbolic sizes of a torch.compile program.
+    """Returns whether the fused kernels support these widths: at most ``most`` (:func:`most_fused_width`) and whole
+    vectors of 16 bytes. Widths may be symbolic sizes of a torch.compile program.
     """
     return all(0 < width <= most and width * dtype.itemsize % 16 == 0 for width in in_and_out)
 

@@ -1,10 +1,10 @@
 """Programs: any message function without an edge tensor (see docs/design.md).
 
-What traces, rewrites and runs is imported when the first program is made.
+The tracer, the passes and the interpreter are imported when the first program is made.
 """
 
 from .cache import ProgramCache
-from .spaces import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Argument, Refused, Sizes, Space
+from .front.spaces import DESTINATION, EDGE, FIRST, NODE, PARAMETER, SOURCE, Argument, Refused, Sizes, Space
 
 __all__ = [
     "DESTINATION",

@@ -1,7 +1,8 @@
 """Attention as a message function, whose second derivatives are programs.
 
-The kernels of attention compute first derivatives. Their plain form (``core_cuda/attention/plain.h``) asks here for a
-program of the same function, whose gradients can be differentiated again without an edge tensor.
+The kernels of attention compute first derivatives. For second derivatives their plain form
+(``core_cuda/attention/plain.h``) calls :func:`attention_program`, which runs a program of the same function, whose
+gradients can be differentiated again without an edge tensor.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from ..graph.adjacency import Compressed
 from ..graph.handle import Graph
 from . import worth
 from .cache import ProgramCache
+from .front.spaces import DESTINATION, EDGE, FIRST, NODE, SOURCE, Argument, Refused, Sizes, Space
 from .layers import generate_choice
-from .spaces import DESTINATION, EDGE, FIRST, NODE, SOURCE, Argument, Refused, Sizes, Space
 
 PROGRAMS = ProgramCache(64)
 SCORES = ("gatv2", "gat", "dot")
 _DST, _SRC, _VALUE, _ATT, _EDGE_ATTR, _EDGE_PROJ, _EDGE_SCALE = range(7)
 _NAMES = ("dst", "src", "value", "att", "edge_attr", "edge_proj", "edge_scale")
 _KINDS = (DESTINATION, SOURCE, SOURCE, None, EDGE, None, EDGE)
-_asked: dict[tuple, int] = {}  # how many numbers calls of a key have had by edge
+_asked: dict[tuple, int] = {}  # key -> the numbers of edge values that its calls have computed
 
 
 class _Attention:
@@ -38,7 +39,7 @@ class _Attention:
         self.dropout, self.weights = dropout, weights
 
     def __call__(self, sizes: Sizes, ends: Tensor, ids: Tensor, seed: Tensor, *tensors: Tensor) -> tuple[Tensor]:
-        from . import ops  # with the tracer
+        from .front import ops  # imports the tracer
 
         given: list[Optional[Tensor]] = [None] * len(_NAMES)
         for place, tensor in zip(self.places, tensors):
@@ -61,7 +62,7 @@ class _Attention:
         exponents = (logits - largest.index_select(0, ends[1])).exp()
         totals = rows.index_add(0, ends[1], exponents)
         found = exponents / totals.index_select(0, ends[1])
-        if self.dropout > 0:  # by the key 0 it is the mask of the kernels
+        if self.dropout > 0:  # with the key 0 it draws the mask of the kernels
             found = found * ops.dropout_scale(found.detach(), seed, ids, 0, self.dropout)
         if self.weights:
             return (found,)
@@ -80,7 +81,7 @@ def attention_program(
     dropout: float,
     weights: bool,
 ) -> list[Tensor]:
-    """The op ``edgeless::attention_program``: ``[output]`` or ``[weights]``; ``[]`` where no program is of use."""
+    """The op ``edgeless::attention_program``: ``[output]`` or ``[weights]``; ``[]`` where no program is profitable."""
     try:
         return [_run(inputs, csr, csc, seed, score, coefficient, dropout, weights)]
     except Refused:
@@ -107,7 +108,7 @@ def _run(inputs, csr, csc, seed, score: str, coefficient: float, dropout: float,
         _refuse_few(key, edges * max(t[0].numel() for t, place in zip(tensors, needed) if place < 3), device)
     function = _Attention(needed, *options[:4])
     program = PROGRAMS.get(key, function, lambda: _arguments(needed, tensors, sizes, device), sizes.one_set, 1, wanted)
-    program.landing = None  # the kernels, whose gradients are these
+    program.landing = None  # it would land on the kernels, whose gradients this program computes
     graph = Graph(Compressed(*_three(csr)), Compressed(*_three(csc)) if len(csc) else None, *counts)
     if choice == "auto":
         worth.refuse_slow(program, graph)
@@ -116,7 +117,7 @@ def _run(inputs, csr, csc, seed, score: str, coefficient: float, dropout: float,
 
 
 def _refuse_few(key: tuple, numbers: int, device: torch.device) -> None:
-    """Refuses calls of which a program would not be faster, or whose program has not yet paid."""
+    """Refuses calls that a program would not make faster, or that have not yet repaid the trace of a program."""
     total = _asked[key] = _asked.get(key, 0) + numbers
     if numbers < worth.LEAST.get(device.type, numbers + 1):
         raise Refused("a program would be slower")
@@ -125,7 +126,7 @@ def _refuse_few(key: tuple, numbers: int, device: torch.device) -> None:
 
 
 def _rows(t: Tensor) -> Tensor:
-    """Rows ``[N, H, D]``, of which logits have ``D = 1``."""
+    """Rows ``[N, H, D]``; logits ``[N, H]`` get ``D = 1``."""
     return t.unsqueeze(2) if t.dim() == 2 else t
 
 

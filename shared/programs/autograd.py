@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ..autocast import autocasts
 from ..graph.handle import Graph
-from .spaces import Refused
+from .front.spaces import Refused
 
 if TYPE_CHECKING:
     from .program import Program
@@ -21,19 +21,19 @@ _AS_IT_IS = contextlib.nullcontext()
 
 
 def as_traced(device: torch.device):
-    """Autocast is off, since its casts are ops of the trace; gradients are off in a function of autograd."""
+    """Turns off autocast, whose casts are ops of the trace, and the recording of gradients."""
     return torch.autocast(device.type, enabled=False) if autocasts(device.type) else _AS_IT_IS
 
 
 class Run(torch.autograd.Function):
     """``apply(program, graph, given, options, *arguments)``: the results of a program.
 
-    ``given`` has the values of the program's ``given`` nodes, and ``options`` those of its interpreter.
+    ``given`` has the values of the program's ``given`` nodes; ``options`` are the options of its interpreter.
     """
 
     @staticmethod
     def forward(ctx, program: Program, graph: Graph, given: dict[Node, Any], options: dict, *tensors):
-        """The results, then the new values of what the program writes."""
+        """The results, then the new values of the arguments that the program writes."""
         options = {"compiled": program.may_run_compiled(graph), **options}
         values = program.computed(tensors, graph, given, options)
         count = len(program.outputs)
@@ -42,9 +42,9 @@ class Run(torch.autograd.Function):
             kept = [t if i in program.reads else None for i, t in enumerate(tensors)]
             for position in program.written:  # the caller writes the new value there before the backward
                 kept[position] = None if kept[position] is None else kept[position].clone()
-            results = values[:count]  # which the caller may write over
+            results = values[:count]  # the caller may overwrite them
             saved = [v.clone() if any(v is r for r in results) else v for v in values[count:]]
-            # What only second derivatives read may be written in place, so autograd must not watch it.
+            # What only second derivatives read may be written in place, so autograd must not check its version.
             others = {p: t for p, t in enumerate(kept) if t is not None and p not in program.reads_once}
             ctx.others = {p: (t, t._version) for p, t in others.items()}
             ctx.save_for_backward(*[None if p in others else t for p, t in enumerate(kept)], *saved)
@@ -58,7 +58,7 @@ class Run(torch.autograd.Function):
     def backward(ctx, *cotangents):
         """The gradients of the wanted arguments, differentiable under ``create_graph``."""
         program, count = ctx.program, ctx.count
-        everything = ctx.saved_tensors  # raises if one was written in place; a checkpoint allows to ask once
+        everything = ctx.saved_tensors  # raises if one was written in place; a checkpoint unpacks them only once
         tensors, saved = everything[:count], everything[count:]
         cotangents = cotangents[: program.results]
         batched = any(map(torch._C._functorch.is_batchedtensor, cotangents))
@@ -87,7 +87,7 @@ class Run(torch.autograd.Function):
 
 def _by_program(ctx, tensors: list, cotangents: Sequence[Tensor], saved: Sequence[Any]) -> list[Tensor | None] | None:
     """Gradients by a program, which can be differentiated once more, or None where there is none."""
-    from .derivatives import derivative_of, refuse_now  # with what makes programs
+    from .derivatives import derivative_of, refuse_now  # imports the tracer
 
     program, graph = ctx.program, ctx.graph
     executed = _executed(ctx)
@@ -110,8 +110,8 @@ def _by_program(ctx, tensors: list, cotangents: Sequence[Tensor], saved: Sequenc
 
 
 def _executed(ctx) -> list[bool]:
-    """For each argument, whether its gradient is requested: a force needs none of parameters."""
-    if len(ctx.next_functions) != ctx.count:  # some arguments are no tensors
+    """For each argument, whether its gradient is requested: a force needs no gradients of parameters."""
+    if len(ctx.next_functions) != ctx.count:  # some arguments are not tensors
         return [True] * ctx.count
     return [node is not None and _will_run(node) for node, _ in ctx.next_functions]
 
@@ -124,7 +124,7 @@ def _will_run(node) -> bool:
 
 
 def _by_plain_ops(program: Program, graph: Graph, tensors, cotangents) -> list[Tensor | None]:
-    """Gradients by ops over all edges, which can be differentiated, and computed for a batch of cotangents."""
+    """Gradients by ops over all edges, which autograd can differentiate and vmap can batch over cotangents."""
     tensors = list(tensors)
     create_graph = torch.is_grad_enabled()
     positions = [p for p, depends in zip(program.wanted, program.depends) if depends]

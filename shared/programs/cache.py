@@ -1,4 +1,4 @@
-"""The store of programs: one for a key, or the reason why there is none."""
+"""The cache of programs: for each key a program, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 
-from .spaces import Argument, Refused
+from .front.spaces import Argument, Refused
 
 if TYPE_CHECKING:
     from .program import Program
@@ -19,7 +19,7 @@ _MOST = 512
 
 
 class ProgramCache:
-    """Programs and refusals by key, the least recently used of which is dropped first."""
+    """Programs and refusals by key; the least recently used entry is dropped first."""
 
     def __init__(self, most: int = _MOST):
         self._entries: OrderedDict[Hashable, Union[Program, str]] = OrderedDict()
@@ -49,11 +49,11 @@ class ProgramCache:
     ) -> Program:
         """The program of a key, traced and checked at its first use.
 
-        The arguments are those of :class:`Program`, computed where a program has to be made. What ``form`` returns
-        after the trace becomes the program's attribute ``form``.
+        The arguments are those of :class:`Program`, and are evaluated only where a program has to be made. The result
+        of ``form()`` after the trace becomes the program's attribute ``form``.
 
         Raises:
-            Refused: there can be none.
+            Refused: the function cannot be a program.
         """
         found = self._entries.get(key)
         if found is None:
@@ -80,7 +80,7 @@ class ProgramCache:
                 _try_landing(program, function, arguments, one_set)
         except Refused as error:
             return str(error)
-        except Exception as error:  # whatever a trace breaks at, the stock layer runs
+        except Exception as error:  # whatever error a trace raises, the upstream layer runs
             return f"the generator fails, {type(error).__name__}: {str(error).strip()[:160]}"
         program.form = form()
         return program
@@ -92,25 +92,25 @@ class ProgramCache:
 
 
 def hooks_of_saved_tensors() -> Any:
-    """The hooks that see what autograd saves now, such as a checkpoint's, or None."""
+    """The active hooks on tensors that autograd saves, such as a checkpoint's, or None."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def without_hooks():
-    """What a trace and a check save is no matter of the caller's hooks."""
+    """Hides the tensors that a trace and a check save from the caller's hooks."""
     if hooks_of_saved_tensors() is None:
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 def _try_landing(program: Program, function: Callable, arguments: Sequence[Argument], one_set: bool) -> None:
-    """Lets existing ops compute a program where they do so, and rightly."""
+    """Sets the program's landing if existing ops can compute it and pass the check."""
     from .checking import check
-    from .landing import land
+    from .run.landing import land
 
     try:
         program.landing = land(program)
         if program.landing is not None:
             check(program, function, arguments, one_set)
-    except Exception:  # it runs as it was checked before
+    except Exception:  # the program runs without a landing, as checked before
         program.landing = None

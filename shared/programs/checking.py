@@ -1,12 +1,12 @@
 """The check of a program at its first use: on a small random graph in float64 it must agree with the original function.
 
-It is the only guard against what a trace cannot see, such as closures that change. The sample has rows of the call's
-own tensors, so that ids stay valid and numbers in their range; a second one has random numbers in their place, since
-parameters often begin with zeros, which hide errors.
+The check is the only guard against what a trace cannot see, such as closures that change. The first sample has rows of
+the call's own tensors, so that ids stay valid and numbers in their range. The second has random numbers instead, since
+parameters often begin as zeros, which hide errors.
 
-The sample has self loops. Where a layer divides by the distance of an edge's ends, those have huge gradients that
-cancel, and the layer's own result depends on the order of the edges. Such a sample decides nothing, and one without
-self loops takes its place.
+The sample has self loops. Where a layer divides by the distance of an edge's ends, self loops have huge gradients that
+cancel, and the layer's own result depends on the order of the edges. Such a sample decides nothing; the check is
+repeated without self loops.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from ..graph.handle import Graph
-from .agreement import TOLERANCE, agree
 from .autograd import Run
-from .blocks import keeping_examples
-from .modes import Modes
+from .front.modes import Modes
+from .front.spaces import EDGE, FIRST, Argument, Refused, Sizes
 from .program import Program
-from .spaces import EDGE, FIRST, Argument, Refused, Sizes
+from .run.agreement import TOLERANCE, agree
+from .run.interpreter import keeping_examples
 
 if TYPE_CHECKING:
     from .derivatives import Derivative
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _SIZES, _ONE_SET = (11, 14, 58), (13, 13, 58)
 _BLOCK = 9
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_NOISE = 100  # how many times as large as the change by another order of edges a difference may be
+_NOISE = 100  # a difference up to this multiple of the change under another edge order is rounding
 
 
 class _Differs(Refused):
-    """A value is not the function's; ``difference`` is that of the values, relative by norm."""
+    """A value differs from the function's; ``difference`` is relative by norm."""
 
     def __init__(self, what: str, a: Tensor, b: Tensor):
         self.difference = _relative(a, b)
@@ -56,23 +56,23 @@ def check(program: Program, function: Callable, arguments: Sequence[Argument], o
         _check_on(program, function, arguments, sizes, loops=True)
     except _Differs as found:
         noise = _change_by_order(program, function, arguments, sizes) if one_set else 0.0
-        is_noise = noise > TOLERANCE and found.difference <= _NOISE * noise  # neither is a NaN
+        is_noise = noise > TOLERANCE and found.difference <= _NOISE * noise  # false for NaN
         if not is_noise:
             raise
         _check_on(program, function, arguments, sizes, loops=False)
 
 
 def check_derivative(derivative: Derivative, program: Program, arguments: Sequence[Argument]) -> None:
-    """Compares a program's gradients as a program, and its gradients, with those by ops over all edges.
+    """Compares the gradients that a derivative computes, and their own gradients, with those by ops over all edges.
 
     Args:
-        arguments: of ``derivative``, whose values are read and not changed.
+        arguments: the arguments of ``derivative``; their values are read and not changed.
     Raises:
         Refused: they differ.
     """
     one_set = program.sizes.one_set
     sizes, generator = Sizes(*(_ONE_SET if one_set else _SIZES)), torch.Generator().manual_seed(21)
-    ends = sample_ends(sizes, generator, loops=not one_set)  # a loop's distance has no second derivatives
+    ends = sample_ends(sizes, generator, loops=not one_set)  # the length of a self loop has no second derivative
     graph = Graph.from_edge_index(ends if program.receiving == 1 else ends.flip(0), *_node_counts(sizes, program))
     with torch.random.fork_rng(devices=()), in_double(program), in_double(derivative), keeping_examples():
         for own in (True, False):
@@ -138,7 +138,7 @@ def _node_counts(sizes: Sizes, program: Program) -> tuple[int, int]:
 
 
 def _change_by_order(program: Program, function: Callable, arguments: Sequence[Argument], sizes: Sizes) -> float:
-    """How much the function's own gradients change, relative by norm, if the sample's edges come in another order."""
+    """The change of the function's own gradients, relative by norm, if the sample's edges come in another order."""
     generator = torch.Generator().manual_seed(20)
     ends = sample_ends(sizes, generator, loops=True)
     order = torch.randperm(sizes.edges, generator=generator)
@@ -165,11 +165,11 @@ def _change_by_order(program: Program, function: Callable, arguments: Sequence[A
 
 
 def sample_ends(sizes: Sizes, generator, loops: bool) -> Tensor:
-    """Edges with repeated ones, self loops where there can be some, and a node without edges at each end. The last
-    nodes have edges.
+    """Draws edges, with multi-edges, self loops if possible, and a node without edges at each end. The last nodes have
+    edges.
 
     Args:
-        loops: if not, both ends are of one set, and what was a self loop ends at another node.
+        loops: whether self loops are kept; else, for one set of nodes, each self loop ends at another node.
     """
     ends = torch.stack(
         [torch.randint(1, n, (sizes.edges,), generator=generator) for n in (sizes.sources, sizes.destinations)]
@@ -184,14 +184,14 @@ def sample_ends(sizes: Sizes, generator, loops: bool) -> Tensor:
 
 
 def sample(argument: Argument, sizes: Sizes, generator, own: bool) -> Tensor:
-    """A tensor in place of an argument, with its own values or with others."""
+    """A sample of an argument: rows of its own tensor, or random numbers."""
     value, space = argument.value.detach(), argument.space
     if space.rows:
         rows = sizes.of(space.kind)
         if value.size(space.dim) == 0:
             value = value.new_zeros([1 if d == space.dim else n for d, n in enumerate(value.shape)])
         drawn = torch.randint(value.size(space.dim), (rows,), generator=generator)
-        value = value.index_select(space.dim, drawn.to(value.device)).cpu()  # few rows of what may be gigabytes
+        value = value.index_select(space.dim, drawn.to(value.device)).cpu()  # few rows of a tensor that may be large
     else:
         value = value.cpu().clone()
     if not value.is_floating_point():
@@ -210,7 +210,7 @@ def _seed() -> Tensor:
 
 
 def _called(program: Program, function: Callable, sizes: Sizes, ends: Tensor, ids: Tensor, tensors) -> list[Tensor]:
-    """The function's own results, with the dropouts that the program draws."""
+    """The results of the original function, with the dropout masks that the program draws."""
     seed = _seed()
     modes = Modes(ends, ids, seed, sizes, tracing=False) if program.draws else contextlib.nullcontext()
     with modes:
@@ -261,7 +261,7 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 @contextlib.contextmanager
 def in_double(program: Program):
-    """Computes a program on the CPU in float64: casts to shorter types become casts to it."""
+    """Makes the program compute in float64 on the CPU: casts to shorter types become casts to float64."""
     changed, constants = [], []
 
     def cast(a):

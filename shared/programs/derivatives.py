@@ -1,7 +1,7 @@
 """The gradients of a program as a program, whose own gradients are walks over edges too: second derivatives.
 
-A first backward runs as one only under ``create_graph``. It reads what the forward has kept, as every backward does,
-and keeps in turn what the gradients of its results need.
+The first backward runs as a program only under ``create_graph``. It reads the values that the forward has kept, as
+every backward does, and keeps the values that the gradients of its results need.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..capture.watching import is_seen
 from ..graph.handle import Graph
 from . import worth
 from .cache import without_hooks
-from .kept_sums import use_kept_sums
+from .front.rules import Inference
+from .front.spaces import Argument, Refused
+from .front.tracing import outputs_of, set_outputs, trace_gradients
 from .layers import generate_choice
 from .program import Program
-from .rules import Inference
-from .spaces import Argument, Refused
-from .tracing import outputs_of, set_outputs, trace_gradients
+from .scheduling.kept_sums import use_kept_sums
 
-_MOST = 16  # of one program: which gradients are requested, and of what, seldom changes
+_MOST = 16  # derivatives of one program; the requested gradients seldom change
 _lock = threading.RLock()
 
 
@@ -32,16 +32,17 @@ class Derivative(Program):
 
     Args:
         program: the program.
-        chosen: positions of the arguments whose gradients are the results; those on which nothing depends have none.
-        wanted: positions of the arguments whose gradients its own backward computes; those of the results' gradients
-            follow the program's arguments.
+        chosen: positions of the arguments whose gradients are the results; an argument on which no result depends has
+            none.
+        wanted: positions of the arguments whose gradients its own backward computes; the gradients of the results are
+            arguments behind those of the program.
 
     Raises:
-        Refused: there is no such program.
+        Refused: the gradients cannot be a program.
 
     Attributes:
         chosen: positions of the arguments whose gradients are the results.
-        given_by: pairs of a node whose value is given and its place among the values that the program keeps.
+        given_by: pairs of a node whose value is given and its index among the values that the program keeps.
     """
 
     is_gradient = True
@@ -80,10 +81,10 @@ def derivative_of(program: Program, chosen: Sequence[int], wanted: Sequence[int]
     """The gradients of a program as a program, made and checked at the first use.
 
     Args:
-        tensors: the program's arguments and the gradients of its results, of which the check makes samples.
+        tensors: the program's arguments and the gradients of its results, from which the check draws samples.
 
     Raises:
-        Refused: there is none.
+        Refused: the gradients cannot be a program.
     """
     key = (tuple(chosen), tuple(wanted), generate_choice() == "off")
     found = program.derivatives.get(key)
@@ -130,8 +131,8 @@ def refuse_now(derivative: Derivative, program: Program, graph: Graph, compiled:
     """Refuses a derivative where ops over all edges are faster, or would find other extrema.
 
     Args:
-        program: what it is the derivative of.
-        compiled: whether the program's own walks ran as compiled code where they have it.
+        program: the program that ``derivative`` differentiates.
+        compiled: whether the program's own walks ran as compiled code, if they have compiled code.
     """
     ready = derivative.ready(graph)
     if derivative.divides_extrema and compiled and not ready:

@@ -1,7 +1,7 @@
 """Keys of programs: everything outside of a call's tensors that a message function may read.
 
-A key is made of plain values, so equal state gives equal keys whatever object holds it. Where a value cannot be read,
-the object itself is in the key, by identity.
+A key consists of plain values, so equal state gives equal keys whatever object holds it. Where a value cannot be read,
+the key holds the object itself, which is compared by identity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as _modules
 
-from .spaces import Refused
+from .front.spaces import Refused
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, enum.Enum, type)
 _CONTAINERS = ("_parameters", "_buffers", "_modules")
@@ -30,21 +30,21 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class Notes(threading.local):
-    """What the keys that are being made in this thread have read: ``(kind, object, a, b)`` as SameCall
-    (core_cuda/programs/same_call.cpp) compares it, or None while nobody takes notes.
+    """The objects that keys under construction in this thread have read: ``(kind, object, a, b)``, as SameCall
+    (core_cuda/programs/same_call.cpp) compares them; None while no notes are taken.
     """
 
     taken: Optional[list[tuple[str, Any, Any, Any]]] = None
 
 
 _notes = Notes()
-_ABSENT = ...  # in a note: there is no such value
+_ABSENT = ...  # in a note: the value does not exist
 
 
 @contextlib.contextmanager
 def taking_notes() -> Iterator[list[tuple[str, Any, Any, Any]]]:
-    """Notes what keys that are made in the block read. A note of the kind ``"unknown"`` is of something whose changes
-    cannot be seen.
+    """Notes the objects that keys made in the block read. The kind ``"unknown"`` stands for an object whose changes
+    cannot be detected.
     """
     before, _notes.taken = _notes.taken, []
     try:
@@ -54,7 +54,7 @@ def taking_notes() -> Iterator[list[tuple[str, Any, Any, Any]]]:
 
 
 def note(kind: str, read: Any, a: Any = None, b: Any = None) -> None:
-    """Adds to the notes that something was read."""
+    """Notes that ``read`` was read, if notes are being taken."""
     if _notes.taken is not None:
         _notes.taken.append((kind, read, a, b))
 
@@ -151,7 +151,7 @@ def _is_filled(cell) -> bool:
 
 
 def module_key(module: torch.nn.Module, skipped: frozenset[str] = frozenset()) -> Hashable:
-    """A key of the attributes of a module and of all modules in it; parameters and buffers are arguments.
+    """A key of the attributes of a module and of all modules in it, without parameters and buffers: they are arguments.
 
     Raises:
         Refused: a module inside has a hook or another forward than its class.
@@ -166,7 +166,7 @@ def module_key(module: torch.nn.Module, skipped: frozenset[str] = frozenset()) -
         state = inner.__dict__
         note_attributes(inner)
         for value in state.values():
-            if isinstance(value, dict):  # of parameters, buffers, modules and hooks
+            if isinstance(value, dict):  # the dictionaries of parameters, buffers, modules and hooks
                 note("dict", value)
         if inner is not module and (any(map(state.get, _HOOKS)) or "forward" in state):
             raise Refused(f"{name} ({type(inner).__name__}) has a hook or another forward than its class")
@@ -180,7 +180,7 @@ def module_key(module: torch.nn.Module, skipped: frozenset[str] = frozenset()) -
 
 
 class Watch:
-    """The global values that a function, or the methods of a class, read; found once."""
+    """The global variables that a function, or the methods of a class, read; they are found once."""
 
     def __init__(self, source: Any):
         self.places: list[tuple[dict, str]] = []
@@ -195,7 +195,7 @@ class Watch:
                 function = getattr(value, "__func__", getattr(value, "fget", value))
                 if isinstance(function, types.FunctionType):
                     self._add(function, function.__code__, 0)
-            if not _is_library(base.__module__):  # numbers of the class itself
+            if not _is_library(base.__module__):  # class attributes that are numbers
                 names = [name for name, value in vars(base).items() if isinstance(value, _CLASS_VALUES)]
                 self.places += [(vars(base), name) for name in names if not name.startswith("__")]
 
@@ -222,7 +222,7 @@ class Watch:
                 self.places.append((scope, name))
 
     def key(self, depth: int) -> Hashable:
-        """The values now."""
+        """The current values."""
         for scope, name in self.places:
             note("item", scope, name, scope.get(name, _ABSENT))
         values = tuple(_global_key(scope.get(name), depth) for scope, name in self.places)
@@ -230,7 +230,7 @@ class Watch:
 
 
 def _global_key(value: Any, depth: int) -> Hashable:
-    """A key of a global value; functions are watched with the code that calls them."""
+    """A key of a global value; a function has no key of its own, since it is watched with the code that calls it."""
     return Same(value) if isinstance(value, types.FunctionType) else value_key(value, depth + 1)
 
 

@@ -1,13 +1,14 @@
-"""What layers have in common whose calls run as programs, whatever their framework."""
+"""Code that both adapters share for layers whose calls run as programs."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
@@ -15,38 +16,90 @@ from torch import Tensor
 from ..capture.watching import is_seen
 from ..choices.backends import transform_refusal
 from ..graph.handle import Graph
-from ..layers.calls import looks_ahead
+from ..layers.adapter import named
+from ..layers.calls import looks_ahead, recording
+from ..layers.explanation import Explanation
 from . import worth
-from .spaces import FIRST, Refused
+from .front.spaces import FIRST, Refused
 
 if TYPE_CHECKING:
     from .program import Program
 
 CHOICES = ("auto", "off", "land", "on")
-# What os.environ looks up in: a variable that is not set costs it an exception, some 8 us of a small call's 100.
+# The dictionary behind os.environ. os.environ itself raises an exception for a variable that is not set, which takes
+# some 8 us of a small call's 100.
 _ENVIRONMENT = getattr(os.environ, "_data", os.environ)
 _VARIABLE = os.environ.encodekey("EDGELESS_GENERATE") if _ENVIRONMENT is not os.environ else "EDGELESS_GENERATE"
 OFF = "EDGELESS_GENERATE is off"
 SEEN = "a mode of torch that sees every op is active"
-MOST_PROGRAMS = 32  # of one layer
+MOST_PROGRAMS = 32  # made for one layer
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+class GeneratedMixin:
+    """Base of the mixins of both adapters, which precede a layer's class and have no state.
+
+    Class attributes of a mixin:
+        _runs_generated: marks the classes that have the mixin.
+        _no_calls: the unsupported reason of a layer that made no call which could be generated.
+    """
+
+    _no_calls: ClassVar[str]
+
+    @staticmethod
+    def _class_of(base: type) -> type:
+        """The class with the mixin and ``base`` as bases."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return named(self, super().__repr__())
+
+    def __reduce_ex__(self, protocol):
+        base = vars(type(self)).get("_generated_from")
+        if base is None:
+            return super().__reduce_ex__(protocol)
+        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+        return _rebuilt, (type(self)._class_of, base), state
+
+    def _recorded_calls(self, inputs: tuple, kwargs: dict) -> list[tuple[Any, Explanation]]:
+        """Calls the layer and returns (layer, explanation) of every layer that ran."""
+        with torch.random.fork_rng(devices=[]), recording(ahead=True) as calls:
+            self(*inputs, **kwargs)
+        return calls
+
+    def _explanation(self, inputs: tuple, kwargs: dict, plan: bool) -> Explanation:
+        """The result of :func:`edgeless.explain`, which runs a copy of the layer."""
+        calls = copy.deepcopy(self)._recorded_calls(inputs, kwargs)
+        told = [explanation for of, explanation in calls if isinstance(of, GeneratedMixin)]
+        reasons = dict.fromkeys(reason for found in told for reason in found.reasons)
+        if not told:
+            reasons = {self._no_calls: None}
+        how = "; ".join(dict.fromkeys(found.how for found in told if found.fused))
+        texts = "\n".join(dict.fromkeys(found.levels for found in told if found.levels)) if plan else ""
+        return Explanation(type(self).__name__, not reasons, tuple(reasons), how=how, levels=texts)
+
+
+def _rebuilt(class_of: Callable[[type], type], base: type) -> Any:
+    """A layer without state, for pickle to set."""
+    cls = class_of(base)
+    return cls.__new__(cls)
 
 
 class GeneratedClasses:
     """Makes the classes of layers whose messages the generator runs: a mixin before each layer's class.
 
     Args:
-        mixin: replaces the stock methods.
+        mixin: the class whose methods replace the upstream ones.
     """
 
     def __init__(self, mixin: type):
         self._mixin, self._made, self._making = mixin, {}, threading.Lock()
 
     def of(self, cls: type, module: Optional[str] = None) -> type:
-        """The class that is ``cls`` with the mixin before it; the same one every time.
+        """The class with the mixin and ``cls`` as bases; the same class every time.
 
         Args:
-            module: the module that shows the class; by default that of ``cls``.
+            module: the ``__module__`` of the new class; by default that of ``cls``.
         """
         with self._making:
             if cls not in self._made:
@@ -63,7 +116,7 @@ class GeneratedClasses:
 
 def generate_choice() -> str:
     """The value of ``EDGELESS_GENERATE``: ``"auto"``, the default: programs where they should not be slower than the
-    stock layer; ``"off"``: none; ``"land"``: only those that existing ops compute; ``"on"``: all.
+    upstream layer; ``"off"``: no programs; ``"land"``: only programs that existing ops compute; ``"on"``: all programs.
 
     Raises:
         ValueError: it has another value.
@@ -77,10 +130,10 @@ def generate_choice() -> str:
 
 
 def compiling_at_once() -> contextlib.AbstractContextManager:
-    """Compiles walks at once where :func:`edgeless.explain` wants to know what later calls will run."""
+    """Compiles walks at once while :func:`edgeless.explain` runs, which reports what later calls will run."""
     if not looks_ahead() or generate_choice() != "auto":
         return contextlib.nullcontext()
-    from . import compiled  # with the tracer, which takes long to import
+    from .run import compiled  # imports the tracer, which takes long
 
     return contextlib.nullcontext() if compiled.compile_mode() == "off" else compiled.compiling("now")
 
@@ -89,7 +142,7 @@ def check_graph(program: Program, graph: Graph, choice: str, width: int = 1) -> 
     """Refuses a graph on which a program cannot run, or would be slower.
 
     Args:
-        width: the numbers an edge of a later program that it may become a part of.
+        width: the numbers per edge of a later program that this one may become a part of.
     """
     if choice == "auto":
         worth.refuse_slow(program, graph, width)
@@ -98,7 +151,7 @@ def check_graph(program: Program, graph: Graph, choice: str, width: int = 1) -> 
 
 
 def check_settled(layer) -> None:
-    """Refuses a layer that wants one program after the other, as by a number that is new at every call."""
+    """Refuses a layer that needs a new program at every call, for example because a number in its key changes."""
     _made[layer] = _made.get(layer, 0) + 1
     if _made[layer] > MOST_PROGRAMS:
         raise Refused(f"{MOST_PROGRAMS} programs were made for this layer, whose state or arguments do not settle")
@@ -108,7 +161,7 @@ def refuse_modes(own: int = 0) -> None:
     """Refuses a call because of torch's modes.
 
     Args:
-        own: how many modes of functions are the caller's own.
+        own: the number of active function modes that belong to the caller.
     """
     if torch.jit.is_tracing():
         raise Refused("the call is being traced by torch.jit")
@@ -121,7 +174,7 @@ def refuse_modes(own: int = 0) -> None:
 
 
 def write_back(program: Program, tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Writes the new values of what a program writes, such as the statistics of a norm, into its arguments."""
+    """Copies the new values of the arguments that a program writes, such as the statistics of a norm, into them."""
     if program.written:
         with torch.no_grad():
             for position, value in zip(program.written, values[program.results :]):

@@ -18,18 +18,18 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..graph.handle import Graph
-from . import ops
-from .agreement import agree
 from .autograd import as_traced
-from .blocks import call_whole, keeping_examples
 from .cache import without_hooks
 from .checking import in_double, sample, sample_ends
+from .front import ops
+from .front.recording import record
+from .front.rules import FACTORIES, Inference, is_pointwise, name_of, shape_of, space_of, value_of
+from .front.spaces import DESTINATION, EDGE, FIRST, NODE, SOURCE, Argument, Refused, Sizes, Space, traced_sizes
+from .front.tracing import add_values, close_shapes
 from .program import Program
-from .recording import record
-from .rules import FACTORIES, Inference, is_pointwise, name_of, shape_of, space_of, value_of
-from .schedule import is_fold, is_local, is_total
-from .spaces import DESTINATION, EDGE, FIRST, NODE, SOURCE, Argument, Refused, Sizes, Space, traced_sizes
-from .tracing import add_values, close_shapes
+from .run.agreement import agree
+from .run.interpreter import call_whole, keeping_examples
+from .scheduling.schedule import is_fold, is_local, is_total
 
 _SENDER, _RECEIVER = 0, 1  # rows of edge_index
 _CROSSINGS = (ops.gather_rows, ops.fold, ops.extremum, ops.rows_with_edges)

@@ -13,16 +13,17 @@ from torch.fx import Node
 
 from ..functional.dropout import seed_tensor
 from ..graph.handle import Graph
-from . import index_rules, ops, view_rules  # noqa: F401  registers rules
 from .autograd import Run, as_traced
-from .blocks import Interpreter, call_whole
-from .kept_sums import use_kept_sums
-from .passes import rewrite
-from .recording import Ops
-from .rules import Inference, name_of, shape_of, space_of, value_of
-from .schedule import Schedule, Walk, is_fold, is_total, operands, schedule, steps_text, values_text
-from .spaces import EDGE, FIRST, Argument, Refused, Sizes
-from .tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
+from .front import index_rules, ops, view_rules  # noqa: F401  registers rules
+from .front.recording import Ops
+from .front.rules import Inference, name_of, shape_of, space_of, value_of
+from .front.spaces import EDGE, FIRST, Argument, Refused
+from .front.tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
+from .run.blocks import sizes_of
+from .run.interpreter import Interpreter, call_whole
+from .scheduling.kept_sums import use_kept_sums
+from .scheduling.passes import rewrite
+from .scheduling.schedule import Schedule, Walk, is_fold, is_total, operands, schedule, steps_text, values_text
 
 
 class Program:
@@ -30,27 +31,27 @@ class Program:
 
     Args:
         function: called as ``function(sizes, ends, ids, seed, *tensors)``; returns a tuple of tensors.
-        arguments: of ``ends``, ``ids``, ``seed`` and the tensors.
+        arguments: the arguments ``ends``, ``ids``, ``seed`` and the tensors.
         one_set: whether sources and destinations are the same nodes.
-        receiving: the row of ``edge_index`` whose nodes receive: 1, or 0 for the reverse flow.
+        receiving: the row of ``edge_index`` that holds the receiving nodes: 1, or 0 for the reverse flow.
         wanted: positions of the arguments whose gradients are computed.
 
     Raises:
-        Refused: the function cannot run without an edge tensor, or not surely right.
+        Refused: the function cannot run without an edge tensor, or its program might be wrong.
 
     Attributes:
-        arguments: without their contents.
-        given: nodes whose values are given besides the arguments; none but of gradients.
-        derivatives: its gradients as programs, or why there are none, by what is differentiated.
-        parts: itself over parts of graphs, or why it does not run there, by what travels between processes.
-        draws, needs_last, least_edges, written: as in :class:`edgeless.programs.tracing.Traced`.
-        notes: what the passes did, in words.
-        form: what the caller keeps with the program.
-        landing: the existing op that computes it, or None.
-        whole: whether it computes what a layer would do by edge before and after its messages.
+        arguments: the arguments without their contents.
+        given: nodes whose values are given besides the arguments; only the gradients of a program have some.
+        derivatives: its gradients as programs, or the reason why there are none, by the requested gradients.
+        parts: itself over parts of graphs, or the reason why it does not run there, by what travels between processes.
+        draws, needs_last, least_edges, written: as in :class:`edgeless.programs.front.tracing.Traced`.
+        notes: descriptions of what the passes did.
+        form: a value that the caller keeps with the program.
+        landing: the existing ops that compute it, or None.
+        whole: whether it is a layer's whole forward, with what that computes by edge outside of its messages.
     """
 
-    is_gradient = False  # whether its results are gradients of another program
+    is_gradient = False  # True if its results are gradients of another program
     whole = False
 
     def __init__(
@@ -59,7 +60,7 @@ class Program:
         self.receiving, self.wanted = receiving, list(wanted)
         self.form: Any = None
         self.landing: Any = None
-        # A program lives longer than the call that it was traced for, whose tensors it must not keep.
+        # A program outlives the call that it was traced for, so it must not keep the tensors of that call.
         arguments = [argument.described() for argument in arguments]
         traced = trace_function(function, arguments, one_set)
         self.sizes, self.written, self.draws = traced.sizes, traced.written, traced.draws
@@ -93,7 +94,7 @@ class Program:
         self.compile()
 
     def _add_backward(self, infer: Inference, arguments: list[Argument]) -> None:
-        """Traces the gradients; what folds of the forward they need is kept by the forward."""
+        """Traces the gradients. The forward keeps the results of its folds that they need."""
         computed = {node for step in self.plan.steps for node in step.ops} | set(self.given)
         candidates = [
             node
@@ -140,24 +141,24 @@ class Program:
 
     @property
     def how(self) -> str:
-        """How it runs, in words."""
+        """A description of how the program runs."""
         return "generated" if self.landing is None else f"landed on {self.landing.name}"
 
     @functools.cached_property
     def divides_extrema(self) -> bool:
-        """Whether it computes gradients of extrema."""
+        """True if the program computes gradients of extrema."""
         plans = [plan for plan in (self.plan, self.backward_plan) if plan is not None]
         return any(node.target is ops.share for plan in plans for step in plan.steps for node in step.ops)
 
     @functools.cached_property
     def width(self) -> int:
-        """The most numbers that a value has for an edge."""
+        """The largest number of elements that a value has for an edge."""
         sizes = [value_of(n) for n in self.module.graph.nodes if n.op != "output" and _is_by_edge(n)]
         return max((v.numel() // self.sizes.edges for v in sizes if isinstance(v, Tensor)), default=0)
 
     @functools.cached_property
     def products(self) -> float:
-        """How many multiplications of products by edge there are for each of the numbers of :attr:`width`."""
+        """The multiplications per edge in products of edge values, divided by :attr:`width`."""
         made = [n for n in self.module.graph.nodes if name_of(n) in ("mm", "addmm") and _is_by_edge(n)]
         work = sum(value_of(n).numel() // self.sizes.edges * shape_of(n.args[-1])[0] for n in made)
         return work / max(self.width, 1)
@@ -167,21 +168,24 @@ class Program:
         return [walk for plan in (self.plan, self.backward_plan) if plan is not None for walk in plan.walks()]
 
     def compile(self) -> None:
-        """Writes the walks' functions."""
+        """Makes the interpreters of the forward and of the backward."""
         self.forward = Interpreter(self.plan, self.receiving, backward=self.is_gradient)
         self.backward = Interpreter(self.backward_plan, self.receiving, backward=True) if self.backward_plan else None
 
     def ready(self, graph: Graph) -> bool:
-        """Whether compiled code or generated kernels can run all walks; code that is missing begins to be compiled."""
+        """Returns whether compiled code or generated kernels can run all walks; starts to compile the code that is
+        missing.
+        """
         if graph.device.type == "cuda":
             runs = [run for run in (self.forward, self.backward) if run is not None]
             return all(run.all_on_cuda(graph.device) for run in runs)
-        ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in self.walks()]  # all begin side by side
+        ready = [walk.code.ready(graph, walk.end == self.receiving) for walk in self.walks()]  # starts all of them
         return all(ready)
 
     def may_run_compiled(self, graph: Graph) -> bool:
-        """Whether walks may run as compiled code where they have it: of a program with gradients of extrema all or
-        none, since its backward finds equal messages by computing them again, which must round as its forward did.
+        """Returns whether walks that have compiled code may run it. In a program with gradients of extrema either all
+        walks or none do, since the backward computes messages again to find equal ones, which must be rounded as in the
+        forward.
         """
         return not self.divides_extrema or self.ready(graph)
 
@@ -190,15 +194,15 @@ class Program:
         return [plan.module for plan in (self.plan, self.backward_plan) if plan is not None]
 
     def __call__(self, graph: Graph, tensors: Sequence[Tensor], seed: Tensor | None = None, **options) -> list[Tensor]:
-        """The results of the function on a graph, differentiable any number of times, then the new values of what it
-        writes.
+        """The results of the function on a graph, differentiable any number of times, then the new values of the
+        arguments that it writes.
 
         Args:
-            graph: its destinations are the nodes at the receiving end.
+            graph: a graph whose destinations are the nodes at the receiving end.
             tensors: the arguments behind ``ends``, ``ids`` and ``seed``.
-            seed: of dropout, int64 ``[1]``; None draws one from torch's generator.
+            seed: the seed of dropout, int64 ``[1]``; None draws one from torch's generator.
         """
-        if self.loose and torch.is_grad_enabled():  # a backward through what nothing reads could be a second one
+        if self.loose and torch.is_grad_enabled():  # a backward through a result that nothing reads may be a second one
             tensors = [t.detach() if i in self.loose else t for i, t in enumerate(tensors)]
         if self.landing is not None:
             with torch.autocast(graph.device.type, enabled=False):
@@ -209,11 +213,11 @@ class Program:
         given = [_NOTHING, _NOTHING, _NOTHING if seed is None else seed, *tensors]
         if self.wanted:
             return list(Run.apply(self, graph, {}, options, *given))
-        with torch.no_grad():  # a function of autograd would take as long as a small walk
+        with torch.no_grad():  # calling a function of autograd takes as long as a small walk
             return self.computed(given, graph, {}, options)[: len(self.outputs)]
 
     def computed(self, tensors: Sequence[Tensor], graph: Graph, given: dict[Node, Any], options: dict) -> list[Tensor]:
-        """The results, then what the backward reads, of all arguments and of the values of ``given`` nodes."""
+        """The results, then the values that the backward reads; ``given`` has the values of the ``given`` nodes."""
         with as_traced(graph.device):
             return self.forward(list(tensors), graph, given, **options)
 
@@ -226,7 +230,7 @@ class Program:
         ends = graph.edge_index()
         ends = ends if self.receiving == 1 else ends.flip(0)
         ids = torch.arange(graph.num_edges, device=ends.device)
-        sizes = _sizes_of(graph, self.receiving)
+        sizes = sizes_of(graph, self.receiving)
         values: dict[Node, Any] = {}
         holders = iter([ends, ids, *tensors[2:]])
         for node in self.module.graph.nodes:
@@ -239,20 +243,15 @@ class Program:
         return [values[node] for node in self.outputs]
 
     def text(self) -> str:
-        """Both levels in words."""
+        """A description of both levels: what is computed, and how."""
         device = self.outputs[0].meta["val"].device
         for each in (self.forward, self.backward) if device.type == "cuda" else ():
             for walk in each.plan.walks() if each is not None else ():
-                each.cuda_walk(walk, device)  # whose kernels are known once it is lowered
+                each.cuda_walk(walk, device)  # its kernels are known once it is lowered
         parts = [values_text(self.module), "forward:", steps_text(self.plan, self.receiving)]
         if self.backward_plan is not None:
             parts += ["backward:", steps_text(self.backward_plan, self.receiving)]
         return "\n".join(parts)
-
-
-def _sizes_of(graph: Graph, receiving: int) -> Sizes:
-    ends = (graph.num_src, graph.num_dst) if receiving == 1 else (graph.num_dst, graph.num_src)
-    return Sizes(*ends, graph.num_edges)
 
 
 def _like(node: Node) -> Argument:
@@ -276,7 +275,9 @@ def _is_by_edge(node: Node) -> bool:
 
 
 def _is_kept(node: Node) -> bool:
-    """Whether a forward may keep the value for its backward: a fold, a sum over all edges, or an extremum's parts."""
+    """Returns whether a forward may keep the value for its backward: a fold, a sum over all edges, or an extremum or
+    its argument.
+    """
     if node.target is operator.getitem:
         return is_fold(node.args[0])
     if node.op != "call_function":

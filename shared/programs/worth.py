@@ -1,7 +1,7 @@
-"""Whether a program is worth while, for ``EDGELESS_GENERATE=auto``: it must not be slower than the stock layer.
+"""Decides whether a program is profitable, for ``EDGELESS_GENERATE=auto``: it must not be slower than upstream.
 
-Work is counted in numbers of messages: edges times the most numbers that a value has for an edge. The thresholds are
-those of note 0073.
+Work is counted in elements of messages: edges times the elements of the widest edge value. The thresholds are those of
+note 0073.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from torch import Tensor
 
 from ..graph.handle import Graph
 from .cache import hooks_of_saved_tensors
-from .spaces import Refused
+from .front.spaces import Refused
 
-# From these numbers on compiled code, generated kernels and existing ops are faster, forward and backward. Below, edge
-# tensors stay in the caches and calls of Python decide.
+# The least number of elements from which compiled code, generated kernels and existing ops are faster, forward and
+# backward. Below it edge tensors stay in the caches, and the time of Python decides.
 LEAST = {"cpu": 1 << 20, "cuda": 1 << 26}
-TINY = 1 << 10  # edges, below which no width has so many
+TINY = 1 << 10  # edges; with fewer, no width reaches the limit
 OF_TINY = f"fewer than {TINY:,} edges take the stock ops less time than a closer look"
-# From these on ops on blocks of edges are, but for gradients of extrema, where nothing is compiled.
+# The same for ops on blocks of edges where nothing is compiled, except for gradients of extrema.
 INTERPRETED = 1 << 25
-# A program is made once a layer has computed so many: PyG takes about as long for them as a trace.
+# A program is made once a layer has computed this many elements: PyG takes about as long for them as a trace takes.
 TRACED = {"cpu": 1 << 25, "cuda": 1 << 30}
-# Or at once for so many, whose tensors may not fit into memory.
+# A call of this many elements gets its program at once, since their tensors may not fit into memory.
 AT_ONCE = 1 << 28
-# On CUDA walks with more sums over all edges, or more results, than those of GINEConv and GENConv were measured slower,
-# but for those that tensor cores compute (0075).
+# On CUDA, walks with more sums over all edges or more results than those of GINEConv and GENConv were measured to be
+# slower, except where tensor cores compute them (0075).
 MOST_SUMS, MOST_SINKS = 1 << 11, 4
-# Products by edge that are computed again in each pass cost the CPU more than edge tensors in its caches (0078).
+# On the CPU, products of edge values that every pass computes again cost more than edge tensors in the caches (0078).
 MANY_PRODUCTS, LEAST_OF_PRODUCTS = 64, 1 << 23
 _HOOKED = "saved tensors have hooks, under which a call that is repeated must run the same way"
 UNMEASURED = ", of which no times are known (0077)"
@@ -40,7 +40,7 @@ _computed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def width_of(kwargs: dict[str, Any]) -> int:
-    """The most numbers that an argument has for a node or an edge."""
+    """The largest number of elements that an argument has for a node or an edge."""
     most = 1
     for value in kwargs.values():
         for x in value if isinstance(value, (tuple, list)) else (value,):
@@ -50,10 +50,10 @@ def width_of(kwargs: dict[str, Any]) -> int:
 
 
 def refuse_small(num_edges: int, kwargs: dict[str, Any], device: torch.device, width: int = 1) -> None:
-    """Refuses a call that computes too little, before anything else is looked at.
+    """Refuses a call that computes too little, before any other check.
 
     Args:
-        width: the numbers an edge of a later call that it may become a part of.
+        width: the elements per edge of a later call that this one may become a part of.
     """
     _refuse_fewer(num_edges, max(width, width_of(kwargs)), device)
 
@@ -87,7 +87,7 @@ def refuse_early(layer, num_edges: int, kwargs: dict[str, Any], device: torch.de
 
 
 def refuse_slow(program, graph: Graph, width: int = 1) -> None:
-    """Refuses a program that would be slower on a graph by what can run it now."""
+    """Refuses a program that would be slower on this graph with the code that it has now."""
     width = max(width, program.width)
     numbers = graph.num_edges * width
     _refuse_fewer(graph.num_edges, width, graph.device)
@@ -118,7 +118,7 @@ def refuse_slow(program, graph: Graph, width: int = 1) -> None:
 
 
 def refuse_products(program, graph: Graph) -> None:
-    """Refuses what computes products by edge again and again where tensors of the edges stay in the CPU's caches."""
+    """Refuses a program that computes products by edge in every pass, where edge tensors fit in the CPU's caches."""
     numbers = graph.num_edges * program.width
     if graph.device.type == "cpu" and program.products > MANY_PRODUCTS and numbers < LEAST_OF_PRODUCTS:
         raise Refused(
@@ -128,12 +128,12 @@ def refuse_products(program, graph: Graph) -> None:
 
 
 def are_hooked() -> bool:
-    """Whether hooks see saved tensors, as those of a checkpoint do. It calls a function twice and compares what is
-    saved, so what was computed or compiled in between must decide nothing.
+    """Returns whether hooks see saved tensors. A checkpoint, which has such hooks, calls a function twice and compares
+    the saved tensors, so nothing that was computed or compiled in between may change the choice.
     """
     return torch.is_grad_enabled() and hooks_of_saved_tensors() is not None
 
 
 def _large(device: torch.device) -> int:
-    """The numbers from which a program runs whatever came before."""
+    """The elements from which a program runs, whatever the layer has computed before."""
     return INTERPRETED if device.type == "cpu" else AT_ONCE

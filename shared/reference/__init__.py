@@ -1,9 +1,9 @@
-"""The functions of :mod:`edgeless.functional` in plain PyTorch, which the kernels are tested against and which run
-where no kernel can.
+"""The functions of :mod:`edgeless.functional` in plain PyTorch. The kernels are tested against them, and they run where
+no kernel can.
 
 Every function takes the arguments of its namesake and returns the same, up to rounding. It gathers the rows of every
 edge, so it allocates tensors ``[E, H, C]``, and follows the formula line by line instead of being fast. 16-bit inputs
-are computed with in float32 and rounded once, at the end. The options of attention are checked by
+are converted to float32, and results are rounded once, at the end. The options of attention are checked by
 :mod:`edgeless.functional` only.
 
 The graph may be any object with ``num_src``, ``num_dst``, ``num_edges`` and ``edge_index()``.
@@ -203,7 +203,7 @@ def attend_cosine(graph, x: Tensor, x_dst: Optional[Tensor], beta: float | Tenso
 
 
 def _prepare(nodes: Sequence[Optional[Tensor]], options: EdgeOptions) -> tuple[Sequence[Optional[Tensor]], EdgeOptions]:
-    """The tensors in the dtype that is computed in, at least float32, and options with a dtype of the results and, for
+    """The tensors in the dtype of the computation, at least float32, and options with a dtype of the results and, for
     dropout, a seed.
     """
     given = (*nodes, options.edge_attr, options.edge_proj, options.edge_scale)

@@ -50,7 +50,7 @@ def _adjacency(call: str, method: str, neighbors: Neighbors):
 
 
 def degree(call: str, neighbors: Neighbors, num_parts: Optional[int], seed: int) -> Tensor:
-    """Orders nodes by falling number of neighbours."""
+    """Orders nodes by descending number of neighbours."""
     return neighbors.degrees.argsort(descending=True, stable=True)
 
 

@@ -49,9 +49,20 @@ def in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line}"[:100]
 
 
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """A clock in milliseconds that first waits for all work queued on the device."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return 1e3 * time.perf_counter()
+
+    return now
+
+
 @dataclass
 class Timer:
-    """How runs are timed.
+    """Times runs of peers in turns.
 
     Attributes:
         device: CUDA runs are timed by events, CPU runs by the clock.
@@ -95,7 +106,7 @@ class Timer:
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             raise Failed("out of memory") from None
-        except Exception as error:  # a failing peer must not end an hour of measuring the others
+        except Exception as error:  # a failing peer must not stop the measurement of the others
             raise Failed(in_a_line(error)) from error
 
     def _turn(self, run: Callable[[], object]) -> list[float]:
@@ -104,7 +115,7 @@ class Timer:
         begin = time.perf_counter()
         run()  # not counted: the previous peer's rows are in the caches, and freed memory must be allocated again
         first = time.perf_counter() - begin
-        if first > LONG_SECONDS:  # so long that neither effect matters
+        if first > LONG_SECONDS:  # the run is so long that neither effect matters
             return [1e3 * first]
         runs, begin = [], time.perf_counter()
         while not runs or time.perf_counter() - begin < LEAST_SECONDS:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from edgeless import Graph, functional, reference
-from edgeless.programs import attention, compiled
+from edgeless.programs import attention
+from edgeless.programs.run import compiled
 
 NODES, SOURCES, EDGES, HEADS, WIDTH = 30, 23, 90, 3, 4
 

@@ -10,10 +10,11 @@ from test_programs import BY_ROUNDING, arguments, error_of_gated_maxima
 
 from edgeless import Graph
 from edgeless.graph.formats import CSR
-from edgeless.programs import EDGE, NODE, Sizes, Space, c_compiler, compiled
-from edgeless.programs.c_driver import parts_of
+from edgeless.programs import EDGE, NODE, Sizes, Space
+from edgeless.programs.c.driver import parts_of
 from edgeless.programs.checking import check
 from edgeless.programs.program import Program
+from edgeless.programs.run import c_compiler, compiled
 
 NODES, EDGES, WIDTH = 40, 900, 24
 

@@ -7,12 +7,12 @@ import torch
 
 from edgeless import Graph
 from edgeless.programs import DESTINATION, EDGE, FIRST, NODE, SOURCE, Argument, ProgramCache, Refused, Sizes, Space
-from edgeless.programs.blocks import Block, blocks_of
 from edgeless.programs.checking import check
+from edgeless.programs.front.ops import argument_rows, scale_rows, share_rows
 from edgeless.programs.keys import function_key, value_key
-from edgeless.programs.landing import land
-from edgeless.programs.ops import argument_rows, scale_rows, share_rows
 from edgeless.programs.program import Program
+from edgeless.programs.run.blocks import Block, blocks_of
+from edgeless.programs.run.landing import land
 
 NODES, EDGES = 12, 50
 

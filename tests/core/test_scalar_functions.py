@@ -7,8 +7,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from edgeless.programs import c_compiler
-from edgeless.programs.c_prelude import prelude
+from edgeless.programs.c.prelude import prelude
+from edgeless.programs.run import c_compiler
 
 FUNCTIONS = ("exp", "tanh", "log", "log1p")
 ULPS = 3.0

@@ -14,7 +14,8 @@ from dgl_generated_cases import CASES, E, Inputs, N, compare, error, pair_of_lay
 
 import edgeless
 import edgeless.dgl.nn as fused
-from edgeless.dgl import computing, generated
+from edgeless.dgl.generated import computing
+from edgeless.dgl.generated.classes import GeneratedLayer
 from edgeless.layers.calls import recording
 
 STOCK = ("TWIRLSConv",)  # it computes on a graph that it makes of the given one
@@ -85,7 +86,7 @@ def test_in_other_types(name, kind):
 def test_every_layer_of_dgl_has_a_class():
     for name in generated_names():
         cls = getattr(fused, name)
-        assert issubclass(cls, getattr(stock, name)) and issubclass(cls, generated.GeneratedLayer)
+        assert issubclass(cls, getattr(stock, name)) and issubclass(cls, GeneratedLayer)
         assert cls.__module__ == "edgeless.dgl.nn" and cls.__name__ == name
 
 

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 import edgeless
 import edgeless.dgl.nn as fused
-from edgeless.dgl import computing, generated
-from edgeless.dgl.deferred import Unrecorded
+from edgeless.dgl.generated import computing
+from edgeless.dgl.generated.classes import class_to_swap
+from edgeless.dgl.generated.deferred import Unrecorded
 from edgeless.dgl.ops import copy_u_sum
 from edgeless.dgl.ops import edge_softmax as our_softmax
 from edgeless.layers.calls import recording
@@ -525,7 +526,7 @@ def test_modules_without_messages_are_left_alone():
         def forward(self, g, x):
             return x * g.in_degrees()
 
-    assert generated.class_to_swap(Plain) is None
+    assert class_to_swap(Plain) is None
     assert str(edgeless.accelerate(nn.Sequential(Plain()))) == "swapped 0, kept 0"
 
 

@@ -12,7 +12,7 @@ from dgl_generated_cases import CASES, E, Inputs, compare, pair_of_layers
 from torch import nn
 
 import edgeless
-from edgeless.dgl import computing, generated
+from edgeless.dgl.generated import calls, computing
 from edgeless.layers.calls import recording
 from edgeless.programs import worth
 
@@ -64,7 +64,7 @@ def test_what_is_refused_for_good_is_not_recorded_again(monkeypatch):
     layer, ours = pair_of_layers("TAGConv")
     args = CASES["TAGConv"][1](Inputs())
     ours(*args)
-    monkeypatch.setattr(generated, "_recorded", lambda *_: pytest.fail("recorded"))
+    monkeypatch.setattr(calls, "_recorded", lambda *_: pytest.fail("recorded"))
     assert "DGL has an op" in outcome(ours, *args)
 
 

@@ -80,7 +80,7 @@ def test_contributing_names_the_files_of_a_change(root):
 def test_commands_have_the_options_that_are_named(root, document):
     """Every ``python -m edgeless COMMAND --option`` is one that the command knows, and so is a suite."""
     from edgeless.__main__ import COMMANDS
-    from edgeless.tools.bench.command import SUITES
+    from edgeless.tools.bench.suites import SUITES
 
     for command, options in re.findall(r"python -m edgeless (\w+)([^`\n|&]*)", (root / document).read_text()):
         assert command in COMMANDS, f"{document}: python -m edgeless {command}"

@@ -11,7 +11,7 @@ from torch_geometric.nn import aggr
 from torch_geometric.utils import degree, scatter, softmax
 
 from edgeless.functional.dropout import seed_tensor
-from edgeless.programs.modes import Modes
+from edgeless.programs.front.modes import Modes
 from edgeless.pyg.nn import MessagePassing
 
 WIDTH, HEADS, BATCH = 6, 2, 2

@@ -28,8 +28,9 @@ from torch import nn
 from edgeless.kernels import compiler
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.layers.calls import recording
-from edgeless.programs import compiled
-from edgeless.pyg import generated
+from edgeless.programs.layers import OFF
+from edgeless.programs.run import compiled
+from edgeless.pyg.generated.calls import PROGRAMS
 
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 
@@ -133,7 +134,7 @@ def run(seed: int, device: str = "cpu") -> list[str]:
                 with torch.random.fork_rng():
                     compare(layer, stock, args, [])
             except Exception as error:
-                said = [outcome(found) for _, found in calls[first:] if found.reasons != (generated.OFF,)]
+                said = [outcome(found) for _, found in calls[first:] if found.reasons != (OFF,)]
                 refused = any(what != "taken" for what in said)
                 if "dropout" in layer.names and layer.training and refused:
                     continue  # the stock layer has drawn other numbers
@@ -141,12 +142,12 @@ def run(seed: int, device: str = "cpu") -> list[str]:
     broken = [text for text in texts() if "cannot be compiled" in text]
     if broken:
         raise Wrong(f"seed {seed}, {layer.form}, {layer.tree}: {broken}")
-    return [outcome(found) for _, found in calls if found.reasons != (generated.OFF,)]
+    return [outcome(found) for _, found in calls if found.reasons != (OFF,)]
 
 
 def texts() -> list[str]:
     """How the walks of all programs run, in words."""
-    programs = [program for program in generated.PROGRAMS._entries.values() if not isinstance(program, str)]
+    programs = [program for program in PROGRAMS._entries.values() if not isinstance(program, str)]
     return [walk.code.text() for program in programs for walk in program.walks()]
 
 
@@ -171,7 +172,7 @@ def _process(number: int, options, queue, places) -> None:
         if time.time() > end or layers >= options.count:
             break
         places[number] = seed
-        generated.PROGRAMS.clear()
+        PROGRAMS.clear()
         try:
             with running(options.walks):
                 said.update(outcome.split(" (")[0] for outcome in run(seed, options.device))

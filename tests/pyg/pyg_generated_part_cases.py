@@ -23,7 +23,7 @@ from torch import nn
 from torch_geometric.utils import softmax
 
 import edgeless.distributed as ed
-from edgeless.programs import compiled
+from edgeless.programs.run import compiled
 from edgeless.pyg import nn as layers
 
 

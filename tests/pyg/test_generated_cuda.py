@@ -19,12 +19,12 @@ from edgeless import _C, Graph
 from edgeless.kernels import NvrtcError, Store, compiled, compiler, headers
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.kernels.provider import kernel_named
-from edgeless.programs import blocks, cuda_walks
-from edgeless.programs import compiled as compiled_walks
-from edgeless.programs.cuda_walks import CudaWalk
-from edgeless.programs.items import NotLowered
-from edgeless.programs.schedule import Walk
-from edgeless.pyg import generated
+from edgeless.programs.lowering.items import NotLowered
+from edgeless.programs.run import compiled as compiled_walks
+from edgeless.programs.run import cuda_walks, interpreter
+from edgeless.programs.run.cuda_walks import CudaWalk
+from edgeless.programs.scheduling.schedule import Walk
+from edgeless.pyg.generated.calls import PROGRAMS
 
 
 def _missing():
@@ -77,14 +77,14 @@ def results(module, args, kwargs):
 def walks_of(monkeypatch, make, dtype, args, kwargs):
     """The walks of all programs that a call of a layer makes, each with what is lowered with it."""
     found = []
-    write = blocks.Interpreter.__init__
+    write = interpreter.Interpreter.__init__
 
     def record(self, plan, receiving, backward):
         write(self, plan, receiving, backward)
         found.extend((step, plan.sizes, self.needed) for step in plan.steps if isinstance(step, Walk))
 
-    monkeypatch.setattr(blocks.Interpreter, "__init__", record)
-    generated.PROGRAMS.clear()
+    monkeypatch.setattr(interpreter.Interpreter, "__init__", record)
+    PROGRAMS.clear()
     _, ours = pair_of_layers(make, dtype)
     ours(*cast(args, "cpu", dtype), **cast(kwargs, "cpu", dtype))
     assert found
@@ -171,14 +171,14 @@ def test_a_walk_says_what_runs_it_on_a_gpu():
 def runs(monkeypatch):
     """Records for each walk on CUDA whether a generated kernel ran."""
     ran = []
-    run = blocks.Interpreter.run_on_cuda
+    run = interpreter.Interpreter.run_on_cuda
 
     def record(self, *args):
         found = run(self, *args)
         ran.append(found is not None)
         return found
 
-    monkeypatch.setattr(blocks.Interpreter, "run_on_cuda", record)
+    monkeypatch.setattr(interpreter.Interpreter, "run_on_cuda", record)
     return ran
 
 
@@ -207,10 +207,10 @@ def agree_on_the_host(layer, args, dtype):
     expected = results(layer, args, {})
     theirs, ours = (copy.deepcopy(layer).to(dtype) for _ in range(2))
     edgeless.accelerate(ours)
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
     with host.on_host() as interpreted:
         found = results(ours, cast(args, "cpu", dtype), {})
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
     assert not interpreted
     for mine, other, exact in zip(found, results(theirs, cast(args, "cpu", dtype), {}), expected, strict=True):
         assert error(mine.double(), exact) < max(1e-5, 2 * error(other.double(), exact))
@@ -279,7 +279,7 @@ def test_the_kernel_that_merges_is_loaded_before_a_row_needs_it(monkeypatch):
 
         monkeypatch.setattr(cuda_walks, "_launch", note)
         first, second = ours(x, ends), ours(x, ends)
-    assert [name for name, blocks in launched] == ["walk_", "merge_fold_", "walk_"] and torch.equal(first, second)
+    assert [name for name, blocks in launched] == ["walk_", "merge_reduced_", "walk_"] and torch.equal(first, second)
     assert [blocks > 0 for _, blocks in launched] == [True, False, True]
 
 

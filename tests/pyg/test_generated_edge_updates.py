@@ -20,7 +20,8 @@ from torch_geometric.utils import scatter, softmax
 
 import edgeless
 from edgeless.programs import worth
-from edgeless.pyg import edge_values, generated, recalled
+from edgeless.pyg.generated import edge_values, recalled
+from edgeless.pyg.generated.calls import PROGRAMS
 
 GIVEN = Inputs()
 HEADS, WIDTH = 2, 4
@@ -464,7 +465,7 @@ def test_a_checkpoint_repeats_a_call_as_it_was(monkeypatch):
     for choice in ("auto", "on"):
         monkeypatch.setenv("EDGELESS_GENERATE", choice)
         theirs, ours, args = pair_of(Attention)
-        generated.PROGRAMS.clear()
+        PROGRAMS.clear()
         right = torch.autograd.grad(theirs(*args).square().sum(), theirs.lin.weight)[0]
         for _ in range(3):
             out = checkpoint(ours, *args, use_reentrant=False)
@@ -645,9 +646,9 @@ def test_torch_compile_and_copies():
 def test_new_graphs_and_sizes_share_the_program():
     theirs, ours, args = pair_of(Attention)
     compare(theirs, ours, args)
-    traces = generated.PROGRAMS.traces
+    traces = PROGRAMS.traces
     for seed in range(3):
         other = Inputs(seed + 5)
         count = 40 + seed
         compare(theirs, ours, (other.x, other.edge_index[:, :count].contiguous(), other.attr[:count]))
-    assert generated.PROGRAMS.traces == traces
+    assert PROGRAMS.traces == traces

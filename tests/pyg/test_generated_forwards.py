@@ -19,13 +19,14 @@ from torch_geometric.utils import softmax
 import edgeless
 from edgeless.layers.calls import recording
 from edgeless.programs import derivatives, worth
-from edgeless.pyg import forwards, generated
+from edgeless.pyg.generated import forwards, known_forwards
+from edgeless.pyg.generated.calls import PROGRAMS
 
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
     monkeypatch.setenv("EDGELESS_GENERATE", "on")
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
 
 
 class EGNN(StockMessagePassing):
@@ -100,7 +101,7 @@ def test_a_whole_forward_runs_as_one_program(name, mode):
         assert calls_of(ours, *args)[1] == [("generated", True)]
         compare(layer, ours, args)
         agree(both(ours, args), both(layer, args))
-    (program,) = [p for p in generated.PROGRAMS._entries.values() if not isinstance(p, str)]
+    (program,) = [p for p in PROGRAMS._entries.values() if not isinstance(p, str)]
     assert not any(space.kind == "edge" for space in (n.meta["space"] for n in program.plan.outputs))
     made = list(program.derivatives.values())
     assert made and all(isinstance(each, derivatives.Derivative) for each in made)
@@ -138,7 +139,7 @@ def test_what_cannot_be_traced_propagates_alone(extra):
     _, calls = calls_of(ours, *args)
     alone = isinstance(extra, Counts)
     assert len(calls) == (2 if alone else 1) and all(ran for _, ran in calls)
-    assert forwards.runs_whole(ours) is not alone
+    assert known_forwards.runs_whole(ours) is not alone
     compare(layer, ours, args)
 
 
@@ -148,7 +149,7 @@ def test_layers_that_make_nothing_by_edge_are_left_alone():
     _, ours = pair_of_layers(lambda: stock.ResGatedGraphConv(6, 8))
     given = Inputs()
     _, calls = calls_of(ours, given.x, given.edge_index)
-    assert calls == [("generated", True)] and not forwards.runs_whole(ours)
+    assert calls == [("generated", True)] and not known_forwards.runs_whole(ours)
 
 
 def test_an_explanation_and_a_copy():
@@ -216,7 +217,7 @@ def test_energies_and_forces_of_schnet(mode):
         for _ in range(2):
             mine = energy_and_forces(ours, *given)
     agree(mine, energy_and_forces(net, *given))
-    programs = list(generated.PROGRAMS._entries.values())
+    programs = list(PROGRAMS._entries.values())
     assert programs and all(program.derivatives for program in programs if not isinstance(program, str))
 
 

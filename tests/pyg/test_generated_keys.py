@@ -20,7 +20,7 @@ from program_keys import (
 from torch import nn
 
 from edgeless.programs import layers
-from edgeless.pyg import generated
+from edgeless.pyg.generated.calls import PROGRAMS
 from edgeless.pyg.nn import MessagePassing
 
 N, E, OFFSET = 9, 40, 1.0
@@ -101,7 +101,7 @@ USERS = {
 def test_nobody_gets_anothers_program(monkeypatch):
     monkeypatch.setattr(layers, "MOST_PROGRAMS", len(USERS))
     keys = Keys(monkeypatch, depths=(2, 1, 0, 0))
-    assert_nobody_gets_anothers(USERS, generated.PROGRAMS)
+    assert_nobody_gets_anothers(USERS, PROGRAMS)
     assert len(keys.found) == len(USERS), "a user runs the stock layer"
     never = keys.never_alone()
     assert never.pop("1.3") == 1, "the flow, which is among the attributes of the layer too"

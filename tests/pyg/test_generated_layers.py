@@ -18,7 +18,9 @@ from torch_geometric.utils import softmax
 import edgeless
 import edgeless.pyg.nn as fused
 from edgeless.layers.calls import recording
-from edgeless.pyg import forwards, generated
+from edgeless.pyg.generated import known_forwards
+from edgeless.pyg.generated.calls import PROGRAMS
+from edgeless.pyg.generated.classes import GeneratedLayer
 
 STOCK = ("SimpleConv mul",)  # the gradient of a product
 WHOLE = ("HEATConv", "CFConv")  # make tensors by edge before they propagate
@@ -51,7 +53,7 @@ def recorded(layer, *args, **kwargs):
 
 def is_generated(layer) -> bool:
     """Whether a layer's messages may be generated; others have kernels of their own."""
-    return isinstance(layer, generated.GeneratedLayer)
+    return isinstance(layer, GeneratedLayer)
 
 
 def recorded_texts(layer, *args, **kwargs):
@@ -77,7 +79,7 @@ def test_parity_with_one_program(name, mode, monkeypatch):
     monkeypatch.setenv("EDGELESS_COMPILE_WALKS", mode)
     layer, ours, args, kwargs = case(name)
     _, calls = recorded(ours, *args, **kwargs)
-    assert any(said == forwards.NEXT for said, _ in calls) == (name in WHOLE)
+    assert any(said == known_forwards.NEXT for said, _ in calls) == (name in WHOLE)
     if name in WHOLE:
         _, calls = recorded(ours, *args, **kwargs)
     assert calls and all(ran for _, ran in calls) == (name not in STOCK), calls
@@ -85,10 +87,10 @@ def test_parity_with_one_program(name, mode, monkeypatch):
         assert {said for said, _ in calls} == {f"landed on {LANDED[name]}"}
     layer.load_state_dict(ours.state_dict())  # statistics of norms
     compare(layer, ours, args, kwargs)
-    traces = generated.PROGRAMS.traces
+    traces = PROGRAMS.traces
     ours(*args, **kwargs)
     ours(*args, **kwargs)
-    assert generated.PROGRAMS.traces == traces
+    assert PROGRAMS.traces == traces
     if mode == "now" and name not in (*STOCK, *INTERPRETED):
         _, texts = recorded_texts(ours, *args, **kwargs)
         assert "interpreted" not in texts, texts
@@ -272,7 +274,7 @@ def test_new_graphs_share_a_program():
     _, ours, args, _ = case("GINEConv")
     layer = case("GINEConv")[0]
     ours(*args)
-    traces, programs = generated.PROGRAMS.traces, len(generated.PROGRAMS)
+    traces, programs = PROGRAMS.traces, len(PROGRAMS)
     for seed in range(5):
         g = torch.Generator().manual_seed(seed)
         nodes, edges = 10 + seed, 31 + 3 * seed
@@ -282,16 +284,16 @@ def test_new_graphs_share_a_program():
             torch.randn(edges, 3, dtype=torch.float64, generator=g).requires_grad_(),
         )
         compare(layer, ours, new)
-    assert (generated.PROGRAMS.traces, len(generated.PROGRAMS)) == (traces, programs)
+    assert (PROGRAMS.traces, len(PROGRAMS)) == (traces, programs)
 
 
 def test_copies_share_programs():
     _, ours, args, _ = case("GINEConv")
     first = ours(*args)
-    traces = generated.PROGRAMS.traces
+    traces = PROGRAMS.traces
     twin = copy.deepcopy(ours)
     assert type(twin) is type(ours) and torch.equal(twin(*args), first)
-    assert generated.PROGRAMS.traces == traces
+    assert PROGRAMS.traces == traces
     loaded = pickle.loads(pickle.dumps(ours))
     assert type(loaded) is type(ours) and torch.equal(loaded(*args), first)
     buffer = io.BytesIO()

@@ -19,10 +19,10 @@ import edgeless
 from edgeless.kernels import Store, compiled
 from edgeless.kernels.provider import kernel_named
 from edgeless.programs import worth
-from edgeless.programs.cuda_products import _places
-from edgeless.programs.cuda_rows import Rows, allocate, padded
-from edgeless.programs.cuda_walks import CudaWalk
-from edgeless.programs.spaces import Refused
+from edgeless.programs.cuda.products import _places
+from edgeless.programs.cuda.rows import Rows, allocate, padded
+from edgeless.programs.front.spaces import Refused
+from edgeless.programs.run.cuda_walks import CudaWalk
 from edgeless.tools.cli.own_perceptrons import edge_filter, perceptron, point_net
 
 

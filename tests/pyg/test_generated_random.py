@@ -9,7 +9,7 @@ import pytest
 from drawn_runs import run
 from on_host import MODES, running
 
-from edgeless.pyg import generated
+from edgeless.pyg.generated.calls import PROGRAMS
 
 TIMES = int(os.environ.get("EDGELESS_DRAWN_TIMES", "1"))
 GROUPS, OF_A_GROUP = 4 * TIMES, 10
@@ -18,7 +18,7 @@ GROUPS, OF_A_GROUP = 4 * TIMES, 10
 @pytest.fixture(autouse=True)
 def quiet():
     logging.disable(logging.ERROR)
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
     yield
     logging.disable(logging.NOTSET)
 

@@ -12,7 +12,8 @@ import torch_geometric.nn as stock
 from torch import nn
 
 import edgeless
-from edgeless.pyg import generated, messages, recalled
+from edgeless.pyg.generated import messages, recalled
+from edgeless.pyg.generated.calls import PROGRAMS
 from edgeless.pyg.nn import GINEConv, MessagePassing, ResGatedGraphConv
 
 N, E = 9, 40
@@ -198,21 +199,21 @@ def test_switches_are_read_at_every_call(monkeypatch, keys):
     monkeypatch.setenv("EDGELESS_GENERATE", "off")
     assert "EDGELESS_GENERATE is off" in str(edgeless.explain(layer, X, EDGES))
     calls = []
-    monkeypatch.setattr(generated.PROGRAMS, "get", lambda *a, **k: calls.append(a))
+    monkeypatch.setattr(PROGRAMS, "get", lambda *a, **k: calls.append(a))
     layer(X, EDGES)
     assert not calls and len(keys) == 1
     monkeypatch.undo()
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
 
 
 def test_a_cleared_store_is_asked_again(keys):
     layer = Own()
     for _ in range(2):
         layer(X, EDGES)
-    generated.PROGRAMS.clear()
-    before = generated.PROGRAMS.traces
+    PROGRAMS.clear()
+    before = PROGRAMS.traces
     layer(X, EDGES)
-    assert len(keys) == 2 and generated.PROGRAMS.traces == before + 1
+    assert len(keys) == 2 and PROGRAMS.traces == before + 1
 
 
 def test_a_layer_is_freed():

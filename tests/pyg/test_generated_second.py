@@ -14,7 +14,7 @@ from torch_geometric.nn.conv import MessagePassing as StockMessagePassing
 from torch_geometric.utils import softmax
 
 from edgeless.programs import derivatives
-from edgeless.pyg import generated
+from edgeless.pyg.generated.calls import PROGRAMS
 
 SECOND = [name for name in CASES if name not in ("GPSConv",)]  # whose inputs are made for another test
 WHOLE = {  # without a program of their own, as landed or stock
@@ -29,7 +29,7 @@ FEW = ["ResGatedGraphConv attr", "GINEConv", "CGConv", "GENConv softmax", "EdgeC
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
     monkeypatch.setenv("EDGELESS_GENERATE", "on")
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_dropout_has_one_mask(mode, made, monkeypatch):
     with running(mode):
         program = both(ours.train(), args)
         monkeypatch.setattr(derivatives, "_MOST", 0)
-        generated.PROGRAMS.clear()
+        PROGRAMS.clear()
         over_all_edges = both(ours, args)
     assert len(made) == 1 and not isinstance(made[0], str)
     agree(program, over_all_edges, 1e-11)
@@ -174,7 +174,7 @@ def test_a_force_computes_no_gradients_of_parameters(made):
 
 
 def generated_program():
-    (program,) = generated.PROGRAMS._entries.values()
+    (program,) = PROGRAMS._entries.values()
     return program
 
 

@@ -15,9 +15,9 @@ from torch import nn
 import edgeless
 from edgeless.kernels import Store, compiled
 from edgeless.kernels.provider import kernel_named
-from edgeless.programs.cuda_tiles import _places, _steps
-from edgeless.programs.cuda_walks import CudaWalk
-from edgeless.programs.schedule import is_fold
+from edgeless.programs.cuda.tiles import _places, _steps
+from edgeless.programs.run.cuda_walks import CudaWalk
+from edgeless.programs.scheduling.schedule import is_fold
 from edgeless.tools.cli.own_attention import own_attention
 
 LAYERS = {

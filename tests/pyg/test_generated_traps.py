@@ -18,7 +18,7 @@ from torch_geometric.utils import scatter, softmax
 import edgeless
 from edgeless.layers.calls import recording
 from edgeless.programs import layers
-from edgeless.pyg import generated
+from edgeless.pyg.generated.calls import PROGRAMS
 from edgeless.pyg.nn import MessagePassing
 
 FACTOR = 2.0
@@ -29,7 +29,7 @@ TABLE = torch.rand(6, dtype=torch.float64)
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
     monkeypatch.setenv("EDGELESS_GENERATE", "on")
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
 
 
 def outcomes(layer, *inputs):
@@ -197,7 +197,7 @@ def test_what_looks_alike_is_right(name, aggr, monkeypatch):
         monkeypatch.setenv("EDGELESS_GENERATE", "on")
         assert [ok for _, ok in outcomes(copy.deepcopy(layer), *inputs)] == [True], outcomes(layer, *inputs)
         compare(Off(stock, monkeypatch), On(layer, monkeypatch), inputs)
-    assert len(generated.PROGRAMS) <= 3  # with gradients, and without buffers' versions
+    assert len(PROGRAMS) <= 3  # with gradients, and without buffers' versions
 
 
 class Switched(nn.Module):

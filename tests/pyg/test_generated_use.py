@@ -18,7 +18,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.explain import Explainer, GNNExplainer
 
 import edgeless
-from edgeless.pyg import generated
+from edgeless.pyg.generated.calls import PROGRAMS
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_threads_share_programs():
     """The first calls of several threads trace and run at once."""
     theirs, ours = pair_of_nets()
     theirs.eval(), ours.eval()
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
     twins = [copy.deepcopy(ours) for _ in range(4)]
     found: dict[int, float] = {}
 
@@ -104,11 +104,11 @@ def test_a_thousand_graphs_have_one_program_and_no_memory():
 
     for _ in range(20):
         step()
-    traces, before = generated.PROGRAMS.traces, kept()
+    traces, before = PROGRAMS.traces, kept()
     for _ in range(1000):
         step()
     objects, tensors = kept()
-    assert generated.PROGRAMS.traces == traces
+    assert PROGRAMS.traces == traces
     assert tensors <= before[1] + 2 and objects < before[0] + 200
 
 

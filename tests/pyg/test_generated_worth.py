@@ -13,9 +13,10 @@ from test_generated_layers import case, recorded
 from torch import nn
 
 import edgeless
-from edgeless.programs import compiled, worth
-from edgeless.programs.compiled import Code
-from edgeless.pyg import generated
+from edgeless.programs import worth
+from edgeless.programs.run import compiled
+from edgeless.programs.run.compiled import Code
+from edgeless.pyg.generated.calls import PROGRAMS
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def by_default(monkeypatch):
     monkeypatch.setattr(worth, "TINY", 0)
     monkeypatch.setitem(worth.LEAST, "cpu", 100)
     monkeypatch.setitem(worth.TRACED, "cpu", 0)
-    generated.PROGRAMS.clear()
+    PROGRAMS.clear()
 
 
 def outcome(layer, *args):
@@ -38,9 +39,9 @@ def outcome(layer, *args):
 def test_small_calls_are_refused_before_a_trace(monkeypatch):
     _, ours, args, _ = case("GINEConv")
     monkeypatch.setitem(worth.LEAST, "cpu", 70 * 6 + 1)
-    traces = generated.PROGRAMS.traces
+    traces = PROGRAMS.traces
     assert "70 edges with 6 numbers each are fewer than the 421 numbers" in str(edgeless.explain(ours, *args))
-    assert generated.PROGRAMS.traces == traces
+    assert PROGRAMS.traces == traces
     monkeypatch.setitem(worth.LEAST, "cpu", 70 * 6)
     assert outcome(ours, *args) == "generated"
 
@@ -66,10 +67,10 @@ def test_a_program_may_be_wider_than_its_arguments(monkeypatch):
 def test_a_layer_computes_as_much_as_a_trace_costs_before_one_is_made(monkeypatch):
     layer, ours, args, _ = case("GINEConv")
     monkeypatch.setitem(worth.TRACED, "cpu", 3 * 70 * 6)
-    expected, traces = layer(*args), generated.PROGRAMS.traces
+    expected, traces = layer(*args), PROGRAMS.traces
     said = [outcome(ours, *args) for _ in range(4)]
     assert ["computed 1260 numbers" in s for s in said] == [True, True, False, False] and said[2:] == ["generated"] * 2
-    assert generated.PROGRAMS.traces == traces + 1
+    assert PROGRAMS.traces == traces + 1
     assert str(edgeless.explain(copy.deepcopy(ours), *args)) == "GINEConv runs fused, generated."
     twin = copy.deepcopy(ours)  # whose program there is
     assert outcome(twin, *args) == "generated" and error(twin(*args), expected) < 1e-10

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from edgeless.kernels import provider
-from edgeless.programs import blocks, compiled, cuda_walks
 from edgeless.programs.program import Program
+from edgeless.programs.run import compiled, cuda_walks, interpreter
 
 PROCESSORS = 2  # of the GPU that walks are divided for
 _FLAGS = ("-std=gnu++17", "-O1", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
@@ -123,7 +123,7 @@ def on_host() -> Iterator[list[str]]:
 
     def walk(self, step, values, graph, sizes, block, by_code):
         found = None
-        if by_code and not blocks._examples.kept:
+        if by_code and not interpreter._examples.kept:
             found = self.run_on_cuda(step.walk, values, graph, sizes)
             if found is None:
                 interpreted.append(step.walk.code.on_cuda)
@@ -135,7 +135,7 @@ def on_host() -> Iterator[list[str]]:
             (cuda_walks, "torch", _Torch()),
             (cuda_walks, "_processors", lambda index: PROCESSORS),
             (cuda_walks, "gpu_refusal", lambda device: None),
-            (blocks.Interpreter, "_walk", walk),
+            (interpreter.Interpreter, "_walk", walk),
             (Program, "ready", _all_on_host),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))

@@ -8,7 +8,7 @@ import torch
 import edgeless
 from edgeless.__main__ import main
 from edgeless.tools.bench import graphs, new_graphs
-from edgeless.tools.bench.command import SUITES
+from edgeless.tools.bench.suites import SUITES
 from edgeless.tools.bench.work import Case
 from edgeless.tools.cli.devices import UsageError, installed
 

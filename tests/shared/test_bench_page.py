@@ -9,7 +9,6 @@ import torch
 
 from edgeless.__main__ import main
 from edgeless.tools.bench import engines, generated, picture, shapes
-from edgeless.tools.bench.command import SUITES
 from edgeless.tools.bench.page import (
     ENGINES,
     PARTS,
@@ -22,6 +21,7 @@ from edgeless.tools.bench.page import (
     steps_page,
 )
 from edgeless.tools.bench.runs import DEMO, Suite, geometric_mean, read
+from edgeless.tools.bench.suites import SUITES
 from edgeless.tools.cli import setting
 from edgeless.tools.cli.devices import installed
 

@@ -10,7 +10,7 @@ import torch
 from edgeless.__main__ import main
 from edgeless.tools import timing
 from edgeless.tools.bench import graphs, measure, memory
-from edgeless.tools.bench.command import DROPPING
+from edgeless.tools.bench.options import DROPPING
 from edgeless.tools.bench.peers import LAYER_PEERS, SPARSE_PEERS, Refused, build, has_torch_sparse, known
 from edgeless.tools.bench.work import Case, Work, op_case
 from edgeless.tools.cli.devices import UsageError, installed

@@ -10,7 +10,7 @@ pytest.importorskip("torch_geometric")
 from edgeless.__main__ import main
 from edgeless.padding import real_rows
 from edgeless.tools.bench import training
-from edgeless.tools.bench.command import SUITES
+from edgeless.tools.bench.suites import SUITES
 from edgeless.tools.cli.devices import UsageError
 
 CPU = torch.device("cpu")

@@ -200,7 +200,8 @@ def test_edited_stretches_of_a_large_graph_are_seen(row, part):
 def test_one_edited_id_is_seen_where_others_can_write(moved, place, monkeypatch):
     edge_index = large_edges()
     if moved == "several processes":
-        monkeypatch.setattr(edgeless.graph.weak_cache, "several_processes", lambda: True)
+        for module in (edgeless.graph.graph_cache, edgeless.graph.weak_cache):
+            monkeypatch.setattr(module, "several_processes", lambda: True)
     else:
         moved(edge_index)
     graph = graph_from_edge_index(edge_index, 1000, 1000)

@@ -16,7 +16,7 @@ from torch import Tensor
 import edgeless
 from edgeless import Graph, TypedGraph, cache
 from edgeless.graph.formats import Keeper
-from edgeless.graph.weak_cache import GraphCache
+from edgeless.graph.graph_cache import GraphCache
 
 EDGES = torch.tensor([[0, 1, 2, 3, 3, 0, 0], [1, 2, 2, 0, 3, 2, 2]])
 TYPES = torch.tensor([0, 1, 1, 0, 1, 0, 1])
@@ -117,7 +117,7 @@ def dgl_node_types():
     (node_types,) = installed("edgeless.dgl.nn._node_types")
     types = torch.tensor([1, 0, 1, 1])
     for num_types, count in ((2, 4), (3, 4), (2, 3)):
-        yield lambda of=(num_types, count): node_types.nodes_by_type("test", types, *of)
+        yield lambda of=(num_types, count): node_types.nodes_by_type(types, *of)
 
 
 def dgl_joined_relations():
@@ -183,7 +183,7 @@ def every_pairs():
 
 
 def blocks():
-    from edgeless.programs.blocks import blocks_of
+    from edgeless.programs.run.blocks import blocks_of
 
     graph = Graph.from_edge_index(torch.tensor([[0, 0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 3, 3, 3]]), 4, 4)
     for receiving, edges in ((True, 2), (False, 2), (True, 5)):  # where to cut, which is what is kept
@@ -191,7 +191,7 @@ def blocks():
 
 
 def sizes():
-    from edgeless.programs.blocks import sizes_of
+    from edgeless.programs.run.blocks import sizes_of
 
     graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [0, 1, 1]]), 3, 2)
     for receiving in (1, 0):
@@ -199,7 +199,7 @@ def sizes():
 
 
 def walk_arrays():
-    from edgeless.programs import compiled
+    from edgeless.programs.run import compiled
 
     graph = Graph.from_edge_index(torch.tensor([[0, 0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 3, 3, 3]]), 4, 4)
     for receives in (True, False):
@@ -216,9 +216,9 @@ USERS = {
     "pyg/hetero.py:joined_graph": joined_edge_lists,
     "pyg/nn/rgat_conv.py:_constants": constants,
     "pyg/every_pair.py:graph_of_every_pair": every_pairs,
-    "programs/blocks.py:blocks_of": blocks,
-    "programs/blocks.py:sizes_of": sizes,
-    "programs/compiled.py:walk_arrays": walk_arrays,
+    "programs/run/blocks.py:blocks_of": blocks,
+    "programs/run/blocks.py:sizes_of": sizes,
+    "programs/run/compiled.py:walk_arrays": walk_arrays,
     "dgl/convert.py:_cached": dgl_relations,
     "dgl/nn/_relations.py:typed_graph": dgl_types,
     "dgl/nn/_node_types.py:nodes_by_type": dgl_node_types,
@@ -235,7 +235,7 @@ WITHOUT_FIELDS = {
     "graph/typed.py:typed_graph_for": "adds a name and the other object to its caller's key",
     "pyg/nn/aggr.py:_graph_of": "the number of rows is the last number of ptr, or the graph cannot be built",
     "choices/engines.py:_keep": "the name of an engine",
-    "programs/ops.py:without_edges": "a name and whether the receiving end is meant",
+    "programs/front/ops.py:without_edges": "a name and whether the receiving end is meant",
     "choices/engines.py:_prepare": "the name of an engine",
     "tools/cli/plan_layers.py:_Counts": "the keys of the typed graph that it stands for",
 }

@@ -7,8 +7,8 @@ import edgeless
 from edgeless.__main__ import main
 from edgeless.plan.steps import Device
 from edgeless.tools.bench import graphs
-from edgeless.tools.bench.command import SUITES
 from edgeless.tools.bench.shapes import DIMS, HEADS
+from edgeless.tools.bench.suites import SUITES
 from edgeless.tools.cli.plan_command import PLANNED_SUITES
 
 

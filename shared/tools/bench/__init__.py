@@ -1,1 +1,1 @@
-"""``python -m edgeless bench``: times layers and bare aggregation side by side with the alternatives of a user."""
+"""``python -m edgeless bench``: times layers and bare aggregation against the alternatives that a user has."""

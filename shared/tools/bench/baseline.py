@@ -16,7 +16,7 @@ from .measure import Result
 from .work import MODES, Case
 
 H200 = Path(__file__).parent / "h200_peers.json"
-H200_RELATIONS = Path(__file__).parent / "h200_relations_peers.json"  # of layers over relations, 64 -> 64, one head
+H200_RELATIONS = Path(__file__).parent / "h200_relations_peers.json"  # layers over relations, 64 -> 64, one head
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Figure:
 
 
 class Baseline:
-    """A file like ``h200_peers.json``: best peers per (graph, op or layer, dtype)."""
+    """A file like ``h200_peers.json``: the best peer for each (graph, op or layer, dtype)."""
 
     def __init__(self, file: Path):
         try:

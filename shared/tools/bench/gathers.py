@@ -31,7 +31,8 @@ LOADS = ("scalar", "16 bytes")
 class Gather:
     """One pattern of loads over one graph in one order, in float32.
 
-    ``bytes`` is what its loads ask for, wherever it comes from. ``faster`` is against the order that the graph came in.
+    ``bytes`` is the size of its loads, wherever they are served from. ``faster`` is the speedup over the graph's own
+    order.
     """
 
     graph: str
@@ -76,7 +77,7 @@ def measure(name: str, handles: dict[str, edgeless.Graph], given: str, widths: l
 
 
 def compared(cells: list[Gather], timings: dict, given: str) -> list[Gather]:
-    """The cells of one pattern with what its runs took in each order."""
+    """The cells of one pattern, completed with the times of its runs in each order."""
     for cell in cells:
         timing = timings[cell.order]
         if isinstance(timing, Failed):
@@ -91,7 +92,7 @@ def compared(cells: list[Gather], timings: dict, given: str) -> list[Gather]:
 
 
 def gaps(cells: list[Gather]) -> dict[tuple[str, str, int], float]:
-    """(order, loads, width) -> what the order makes gathers by neighbour faster by, less the same by feature."""
+    """(order, loads, width) -> the gap: the speedup of gathers by neighbour minus that of gathers by feature."""
     faster = {(cell.order, cell.loads, cell.width, cell.by): cell.faster for cell in cells}
     found = {}
     for order, loads, width, by in faster:

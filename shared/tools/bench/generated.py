@@ -16,12 +16,12 @@ MISSING = "—"
 
 
 class Cell(NamedTuple):
-    """Times that the better peer takes as long as ours, forward and forward + backward; None where one is not known.
+    """The better peer's time over ours, for the forward and for forward + backward; None where one is not known.
 
     Attributes:
-        ms: of ours.
-        called, replayed: ratios of ours called eagerly, and replayed from a CUDA graph.
-        memory: the lesser peak of the peers over ours, with the backward.
+        ms: our time.
+        called, replayed: the ratios for eager calls, and for replays from a CUDA graph.
+        memory: the peers' smaller peak memory over ours, with the backward.
     """
 
     ms: tuple[Optional[float], ...]
@@ -31,7 +31,7 @@ class Cell(NamedTuple):
 
 
 def table(suite: Suite) -> tuple[Sequence[str], list[list[str]]]:
-    """Columns, and a row for each kind of message: its means in every setting, or in one its mean and every layer."""
+    """The columns and a row for each kind of message: means for several settings; for one, its mean and every layer."""
     settings = list(dict.fromkeys((row["case"]["dtype"], row["case"]["features"]) for row in suite.rows))
     measured = {row["case"]["name"] for row in suite.rows}
     rows = []

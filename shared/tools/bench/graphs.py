@@ -1,4 +1,4 @@
-"""Graphs by name: twins of public graphs, files of the user, and some made to be awkward or small."""
+"""Graphs by name: synthetic replicas (twins) of public graphs, files of the user, and small or extreme graphs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from . import twins
 
 STAR_EDGES, STAR_LEAVES = 1_000_000, 65_536
 RANDOM = {"toy": (1000, 10_000), "tiny": (30, 100)}  # nodes, edges
-RANDOM_TYPES = 4  # relations of these, among nodes of one type
-MOLECULES = {f"molecules-{count}": count for count in (1, 8, 32, 64, 4096)}  # graphs in a batch
-MOLECULE_NODES = (15, 30)  # from, to below
+RANDOM_TYPES = 4  # relations of the random graphs, among nodes of one type
+MOLECULES = {f"molecules-{count}": count for count in (1, 8, 32, 64, 4096)}  # name -> graphs in a batch
+MOLECULE_NODES = (15, 30)  # least number, exclusive bound
 OWN = {
     "star": f"one hub with {STAR_EDGES:,} in-edges from {STAR_LEAVES:,} leaves: no split by rows can balance it",
     "toy": "1,000 nodes and 10,000 edges: to try a command",
@@ -37,9 +37,9 @@ class BenchGraph(NamedTuple):
     name: str
     num_nodes: int
     edge_index: Tensor  # [2, E] int64
-    symmetric: Optional[bool]  # True when every (u, v) has its (v, u); None when nobody looked
+    symmetric: Optional[bool]  # True when every (u, v) has its (v, u); None when not checked
     relations: Optional[Relations] = None
-    path: Optional[str] = None  # of its file, where it was named by that
+    path: Optional[str] = None  # the file, if the graph was named by its path
 
     @property
     def num_edges(self) -> int:
@@ -50,10 +50,10 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
     """Makes or reads one graph.
 
     Args:
-        name: a twin (``edgeless.tools.bench.twins.NAMES``), with ``:community`` behind it where near ids are to be near
+        name: a twin (``edgeless.tools.bench.twins.NAMES``), with ``:community`` appended if near ids shall be near
             nodes, one of :data:`OWN`, the path of an .npz file, a Planetoid name, or an .npz file's stem.
-        data: the folder, searched through and through, that holds the last two kinds.
-        device: where the edges end up.
+        data: the folder that holds the last two kinds, anywhere in it.
+        device: the device of the edges.
 
     Raises:
         UsageError: for a name that is none of these.
@@ -88,13 +88,13 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
 
 
 def check_name(name: str, data: Optional[Path]) -> None:
-    """Raises what :func:`load` would, without making the graphs that are made here."""
+    """Raises the errors of :func:`load`, without generating graphs."""
     if name not in OWN and _twin(name)[0] is None:
         _from_files(name, data)
 
 
 def sizes(name: str) -> Optional[tuple[int, int]]:
-    """Nodes and edges of a graph that is made here, without making it; None of any other name."""
+    """The numbers of nodes and edges of a generated graph, without generating it; None for other names."""
     if name == "star":
         return 1 + STAR_LEAVES, STAR_EDGES
     if name in RANDOM:
@@ -108,7 +108,7 @@ def sizes(name: str) -> Optional[tuple[int, int]]:
 
 
 def has_relations(name: str) -> bool:
-    """Whether the graph of that name has types of edges."""
+    """Returns whether the graph of that name has types of edges."""
     return name in twins.RELATIONAL or name in RANDOM or name in MOLECULES
 
 
@@ -128,7 +128,7 @@ def _molecules(name: str, device: torch.device) -> BenchGraph:
 
 
 def _twin(name: str) -> tuple[Optional[str], str]:
-    """The twin of that name and the order of its ids; None for what is no twin."""
+    """The twin of that name and the order of its ids; None if there is no such twin."""
     twin, _, order = name.partition(":")
     ordered = order == "community" and (twin in twins.POWER_LAW or twin in twins.ROADS)
     known = twin in twins.NAMES and (name == twin or ordered)

@@ -30,12 +30,12 @@ BREAKS_CUDA = {
 
 @dataclass
 class Plan:
-    """What to measure of every case.
+    """The measurements of every case.
 
     Attributes:
         timer: how runs are timed, and on which device.
         peers: names, or None for all that can run here.
-        modes: of :data:`edgeless.tools.bench.work.MODES`.
+        modes: some of :data:`edgeless.tools.bench.work.MODES`.
         threads: numbers of CPU threads; each peer is timed with each of them.
         memory: whether to take peaks, with the first number of threads.
         data: the folder of graphs that are files.
@@ -77,7 +77,7 @@ class Result:
 
 
 def peers_of(case: Case, wanted: Optional[Sequence[str]], device: torch.device) -> list[str]:
-    """Which peers run a case: those that the user named, or the default ones that can run here."""
+    """The peers that run a case: those that the user named, or the default ones that can run here."""
     if wanted is None:
         return [peer for peer in peers.default(case) if _can_run(case, peer, device)]
     chosen = [peer for peer in wanted if peer in peers.known(case)]
@@ -161,7 +161,9 @@ def _forget(works: dict[str, Work], device: torch.device) -> None:
 
 
 def _try_out(plan: Plan, graph: BenchGraph, case: Case, peer: str) -> tuple[Optional[dict], Optional[str]]:
-    """(the peaks of a peer, None), or why it is left out; before it runs in this process, which it must not end."""
+    """(the peaks of a peer, None), or (None, the reason to leave it out). Runs it in another process first, in case it
+    crashes.
+    """
     try:
         return _peaks_of_child(plan, graph, Result(graph.name, case, peer, plan.modes[0], plan.threads[0])), None
     except ChildError as error:
@@ -182,8 +184,8 @@ def _take_peaks(
 ) -> None:
     """Fills in the peaks of one peer, where they are not known already.
 
-    The resident set of this process says nothing about one peer, so on the CPU each gets a process of its own. The
-    CUDA allocator counts exactly, here too: only what earlier runs left behind has to go.
+    The resident set of this process says nothing about one peer, so on the CPU each gets a process of its own. The CUDA
+    allocator counts exactly in this process too, after memory that earlier runs left behind was freed.
     """
     some = results[0]
     try:

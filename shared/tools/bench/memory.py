@@ -16,7 +16,7 @@ from .work import MODES, Case, Work
 
 
 def is_made_by_runs(peer: str) -> bool:
-    """Whether a peer's first runs make what later ones use: code for its shapes, or a recording."""
+    """Returns whether a peer's first runs prepare later ones by compiling code for shapes or recording a CUDA graph."""
     return peer.endswith(("-compiled", "-graphed", "-captured"))
 
 
@@ -25,13 +25,13 @@ def measure(case: Case, peer: str, graph: graphs.BenchGraph, made: Optional[Work
     captured.
 
     Args:
-        made: the peer, if its first runs were made already (:func:`is_made_by_runs`).
+        made: the peer, if its first runs are done (:func:`is_made_by_runs`).
 
-    What a peer keeps between calls (a converted graph) counts; what loads at a process's first call (imports, thread
-    pools, the compiler) does not, and is brought in by a call on a toy graph. ``kept`` is the part of the peaks that is
-    there between calls; ``first_call`` is the peak of the very first call on the graph, conversion included. A compiled
-    peer compiles for the shapes that it meets, so it is warmed up on the graph itself and only its steady state is
-    told.
+    Memory that a peer keeps between calls, such as a converted graph, counts. Memory that a process's first call takes
+    (imports, thread pools, the compiler) does not: a call on a toy graph takes it before. ``kept`` is the part of the
+    peaks that remains between calls; ``first_call`` is the peak of the very first call on the graph, conversion
+    included. A compiled peer compiles for the shapes that it meets, so it is warmed up on the graph itself, and only
+    its steady state is reported.
     """
     if made is not None and all(map(made.is_replayed, MODES)):
         return dict.fromkeys(MODES)
@@ -46,7 +46,7 @@ def measure(case: Case, peer: str, graph: graphs.BenchGraph, made: Optional[Work
         toy.forward_backward()
         work = build(case, peer, graph)
         like = toy.grad_out[0]
-        work.grad_out = [like.new_empty(rows, *like.shape[1:]).normal_() for rows in work.rows]  # inputs too
+        work.grad_out = [like.new_empty(rows, *like.shape[1:]).normal_() for rows in work.rows]  # they are inputs too
         del toy
     peaks = {}
     with peak_memory(device) as first:

@@ -8,7 +8,6 @@ finds everything that layers cache per graph; the time it saves is the cost of a
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -22,10 +21,10 @@ from edgeless.tools.cli.console import milliseconds, plus_minus, print_table, ti
 from edgeless.tools.cli.devices import UsageError, describe_device, installed
 from edgeless.tools.cli.layers import LAYERS, Layer, call_layer, make_graph, make_layer
 from edgeless.tools.cli.relations import DGLBlock, PygDictionaries, PygEdges, Relations
-from edgeless.tools.timing import Timing, in_a_line
+from edgeless.tools.timing import Timing, clock_of, in_a_line
 
 from .graphs import BenchGraph
-from .peers import LAYER_PEERS, ours
+from .peers import LAYER_PEERS, ours, wanted_of
 from .work import Case
 
 PEERS = ("pyg", "edgeless-pyg", "dgl", "edgeless-dgl")
@@ -67,7 +66,7 @@ class Step:
 
 
 def why_not(peer: str) -> Optional[str]:
-    """What to install before a peer can draw batches, or None."""
+    """Returns what must be installed for a peer to draw batches, or None."""
     framework = LAYER_PEERS[peer][0]
     if not installed(framework):
         return f"needs {framework}: pip install 'edgeless[{framework}]'"
@@ -77,11 +76,8 @@ def why_not(peer: str) -> Optional[str]:
 
 
 def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
-    """The wanted peers that this benchmark has, or all of its peers if none are named."""
-    chosen = [peer for peer in wanted or PEERS if peer in PEERS]
-    if not chosen:
-        raise UsageError(f"--peers {' '.join(wanted)}: for --minibatch there are {', '.join(PEERS)}")
-    return chosen
+    """The wanted peers of this benchmark, or all of them."""
+    return wanted_of("--minibatch", wanted, PEERS)
 
 
 # Batches -------------------------------------------------------------------------------------------------------------
@@ -193,7 +189,7 @@ class Net(torch.nn.Module):
 
 @dataclass
 class Peer:
-    """One peer, ready to train: ``draw`` starts an epoch of its batches."""
+    """One peer, ready to train; ``draw`` starts an epoch of its batches."""
 
     draw: Callable[[], Iterator[Batch]]
     net: Net
@@ -256,7 +252,7 @@ def measure(
             torch.manual_seed(turn)  # all peers of a framework draw the same batches
             try:
                 _turn(peer, graph.edge_index.device, *found[name])
-            except Exception as error:  # a failing peer must not end the measuring of the others
+            except Exception as error:  # a failing peer must not stop the measurement of the others
                 failed[name] = in_a_line(error)
     return [
         Step(graph.name, case, name, failed=failed[name])
@@ -290,17 +286,6 @@ def _turn(peer: Peer, device: torch.device, sampled: Timing, fresh: Timing, agai
         peer.step(batch)
         again.runs.append(clock() - start)
         new_graph.runs.append(first - again.runs[-1])
-
-
-def clock_of(device: torch.device) -> Callable[[], float]:
-    """A clock in milliseconds that first waits for all work queued on the device."""
-
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return 1e3 * time.perf_counter()
-
-    return now
 
 
 def _figures(sampled: Timing, fresh: Timing, again: Timing, new_graph: Timing) -> tuple:

@@ -17,14 +17,13 @@ from torch import Tensor
 import edgeless
 from edgeless.tools import timing
 from edgeless.tools.cli.console import milliseconds, plus_minus, print_table, times
-from edgeless.tools.cli.devices import UsageError, describe_device, installed
+from edgeless.tools.cli.devices import describe_device, installed
 from edgeless.tools.cli.layers import LAYERS, call_layer, make_input, make_layer
 from edgeless.tools.cli.relations import TypedInput, renewed_graph
-from edgeless.tools.timing import Timing, in_a_line
+from edgeless.tools.timing import Timing, clock_of, in_a_line
 
 from .graphs import BenchGraph
-from .minibatch import clock_of
-from .peers import LAYER_PEERS, ours
+from .peers import LAYER_PEERS, ours, wanted_of
 from .work import Case
 
 PEERS = ("pyg", "edgeless-pyg", "dgl", "edgeless-dgl")
@@ -34,7 +33,7 @@ WARMUP = 3  # steps of a turn that are not timed: another peer ran last
 
 @dataclass
 class Step:
-    """One peer's figures for one mode: the median of all steps, and their spread, as of :class:`Timing`."""
+    """One peer's figures for one mode: the median of all steps, and their spread (:class:`Timing`)."""
 
     graph: str
     case: Case
@@ -48,11 +47,8 @@ class Step:
 
 
 def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
-    """The peers that the user named, or all of them."""
-    chosen = [peer for peer in wanted or PEERS if peer in PEERS]
-    if not chosen:
-        raise UsageError(f"--peers {' '.join(wanted)}: for --new-graphs there are {', '.join(PEERS)}")
-    return chosen
+    """The wanted peers of this benchmark, or all of them."""
+    return wanted_of("--new-graphs", wanted, PEERS)
 
 
 class Net(torch.nn.Module):
@@ -83,7 +79,7 @@ class Peer:
     fused: bool
 
     def renewed(self) -> Any:
-        """The graph of a step."""
+        """A new graph for a step."""
         return self.graph.renewed() if isinstance(self.graph, TypedInput) else renewed_graph(self.graph)
 
     def forward(self, graph: Any) -> Tensor:
@@ -101,12 +97,12 @@ class Peer:
         return loss.detach()
 
     def _backend(self):
-        # edgeless may not fall back: a stock layer's time never stands in its row.
+        # edgeless may not fall back, so that no upstream layer is timed in its row.
         return edgeless.backend("fused" if self.fused else "auto")
 
 
 def why_not(case: Case, peer: str, device: torch.device) -> Optional[str]:
-    """Why a peer cannot run a case here, or None."""
+    """The reason why a peer cannot run a case here, or None."""
     framework = LAYER_PEERS[peer][0]
     if getattr(LAYERS[case.name], framework) is None:
         return "the framework has no such layer"
@@ -149,7 +145,7 @@ def measure(
                 continue
             try:
                 taken.runs += _turn(peers[name], mode, clock_of(device))
-            except Exception as error:  # one peer's trouble must not end the measuring of the others
+            except Exception as error:  # a failing peer must not stop the measurement of the others
                 failed[name] = in_a_line(error)
     steps = []
     for mode in modes:

@@ -27,9 +27,9 @@ class Op:
 
     Attributes:
         shapes: (nodes, heads, channels) -> shapes of the inputs, all differentiated.
-        edgeless, plain: (edgeless.Graph, *inputs) -> output; of attention also with ``dropout``, a probability.
-        others: peer -> (prepare, compute); prepare makes the peer's own graph, which compute takes with the inputs,
-            and of attention with ``dropout``.
+        edgeless, plain: (edgeless.Graph, *inputs) -> output; for attention also with ``dropout``, a probability.
+        others: peer -> (prepare, compute); prepare makes the peer's own graph, which compute takes with the inputs and,
+            for attention, with ``dropout``.
     """
 
     shapes: Callable[[int, int, int], list[tuple]]
@@ -169,7 +169,7 @@ def _plain_both(graph, x: Tensor) -> Tensor:
 def _extremum(reduce: str) -> Op:
     return Op(
         lambda n, h, c: [(n, c)],
-        # As every peer but the plain one: the gradient of an element goes to one edge.
+        # As in every peer but the plain one, the gradient of an element goes to one edge.
         lambda graph, x: functional.neighbor_reduce(graph, x, reduce, ties="first"),
         # Not the reference's default: that one loops over nodes.
         lambda graph, x: reference.neighbor_reduce(graph, x, reduce, ties="scatter"),

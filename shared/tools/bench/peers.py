@@ -1,11 +1,11 @@
-"""Who is compared: for layers the frameworks' own and ours, for bare aggregation their primitives and ours."""
+"""The peers that are compared: for layers the frameworks' and ours, for bare aggregation their primitives and ours."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Optional, Union
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 import edgeless
 from edgeless.choices.engines import waits_for_gpu
 from edgeless.plan.recording import record
+from edgeless.tools.cli.devices import UsageError
 from edgeless.tools.cli.layers import EVERY_LAYER, make_input, make_layer
 
 from .graphs import BenchGraph
@@ -34,20 +35,32 @@ LAYER_PEERS = {
     "edgeless-pyg-captured": ("pyg", "edgeless", "captured"),
 }
 LAYER_DEFAULT = ("pyg", "pyg-compiled", "dgl", "edgeless-pyg", "edgeless-dgl")
-# What these give to a layer in place of edge_index; only layers that multiply by it have them.
+# The sparse matrix that these peers give to a layer in place of edge_index, for layers that multiply by one.
 SPARSE_PEERS = ("pyg-csr", "pyg-sparsetensor")
-# edgeless with another engine, where it was measured by itself.
+# edgeless with an engine of its own, measured by itself.
 ENGINE_PEERS = {f"edgeless-{engine}": engine for engine in ("auto", "rowsplit", "cusparse", "cusparse-alg2", "wsb")}
-_TWO_ENGINES = ("edgeless-auto", "edgeless-rowsplit", "edgeless-wsb")  # of all that cuSPARSE does not know
+_TWO_ENGINES = ("edgeless-auto", "edgeless-rowsplit", "edgeless-wsb")  # for ops that cuSPARSE does not support
 OP_PEERS = ("plain", "plain-compiled", "dgl", "torch-csr", "edgeless", *ENGINE_PEERS)
 
 
 class Refused(Exception):
-    """A peer does not compute a case, in words."""
+    """Raised with the reason why a peer does not compute a case."""
+
+
+def wanted_of(option: str, wanted: Optional[Sequence[str]], known: Sequence[str]) -> list[str]:
+    """The wanted peers among those that an option of the bench knows, or all of them if none are named.
+
+    Raises:
+        UsageError: the option knows none of the wanted peers.
+    """
+    chosen = [peer for peer in wanted or known if peer in known]
+    if not chosen:
+        raise UsageError(f"--peers {' '.join(wanted)}: for {option} there are {', '.join(known)}")
+    return chosen
 
 
 def ours(peer: str) -> bool:
-    """Whether a peer is edgeless."""
+    """Returns whether a peer is edgeless."""
     return peer.startswith("edgeless")
 
 
@@ -82,9 +95,9 @@ def framework_of(case: Case, peer: str) -> Optional[str]:
 
 
 def edge_bytes(case: Case, peer: str, graph: BenchGraph) -> int:
-    """About what a peer that writes edge tensors needs with all gradients; 0 for the others. For a guard, not a figure.
+    """The approximate bytes that a peer with edge tensors needs with all gradients, 0 for others; used only as a guard.
 
-    PyG keeps about six tensors of [E, H, C] alive at the peak of GATv2, and the plain reference as many. Of RGAT it is
+    PyG keeps about six tensors of [E, H, C] alive at the peak of GATv2, and the plain reference as many. RGAT keeps
     three of [E, F, H * C]; RGCN keeps [R, F, H * C] for every relation with the backward, and HGT has keys, values and
     their gradients for every relation and node of the type of its sources.
     """
@@ -105,7 +118,8 @@ def edge_bytes(case: Case, peer: str, graph: BenchGraph) -> int:
 def build(case: Case, peer: str, graph: BenchGraph) -> Work:
     """Sets up one peer on fresh random inputs, the same for every peer of a case.
 
-    edgeless runs under ``backend("fused")``: a case that it does not cover is an error, never a stock layer's time.
+    edgeless runs under ``backend("fused")``: a case that it does not support is an error, so that no upstream layer is
+    timed.
 
     Raises:
         Refused: the peer is an engine that does not compute the case.
@@ -125,14 +139,14 @@ def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
         layer, x = layer.to(dtype), x.to(dtype)
     elif dtype != torch.float32:
         autocast = dtype
-    if known.group is not None:  # its inputs are another layer's results, of 16 bits under autocast
+    if known.group is not None:  # its inputs are another layer's results, which are 16-bit under autocast
         x = x.to(dtype)
     if peer in SPARSE_PEERS:
         handle = _sparse(peer, graph, x.dtype)
     else:
         handle = make_input(case.name, framework, graph.edge_index, graph.num_nodes, graph.relations)
     if how == "compiled":
-        torch._dynamo.reset()  # of a class compiled too often the next layer would run eagerly
+        torch._dynamo.reset()  # after too many compilations of a class torch would run the next layer eagerly
     call = torch.compile(layer, dynamic=False) if how == "compiled" else layer
     features = [part.clone().requires_grad_() for part in handle.parts(x)] if typed else [x.requires_grad_()]
     arguments = (*features, handle) if framework == "pyg" else (handle, *features)
@@ -155,12 +169,12 @@ def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
 
 @functools.lru_cache(maxsize=1)
 def _edge_features(graph: str, edges: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The peers of a case share them: a copy for each would leave less room for what they compute."""
+    """Edge features that the peers of a case share, since a copy for each would leave less memory."""
     return torch.randn(edges, columns, device=device).to(dtype)
 
 
 def _why_stock(layer: torch.nn.Module, edge_attr: list[Tensor], x: Tensor, autocast: Optional[torch.dtype]) -> str:
-    """Why the stock code would run for a layer that the generator should, tried on a small graph; empty if not."""
+    """The reason why a generated layer would run the upstream code, found on a small graph; empty if it would not."""
     ends = torch.tensor([[0, 1, 2, 3, 0, 1, 2], [1, 2, 3, 0, 2, 3, 0]], device=x.device)
     inputs = [t[:n].detach().requires_grad_() for t, n in ((x, 4), *((e, 7) for e in edge_attr))]
     with torch.autocast(x.device.type, autocast, enabled=autocast is not None):
@@ -169,7 +183,7 @@ def _why_stock(layer: torch.nn.Module, edge_attr: list[Tensor], x: Tensor, autoc
 
 
 def has_torch_sparse() -> bool:
-    """Whether there are SparseTensors."""
+    """Returns whether torch_sparse, and so SparseTensor, is installed."""
     return importlib.util.find_spec("torch_sparse") is not None
 
 

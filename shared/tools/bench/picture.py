@@ -1,6 +1,6 @@
 """The README's picture: time and peak memory of a training step, as SVG for light and for dark pages.
 
-Written out as text and not by a plotting library, so that the same figures give the same file everywhere.
+The SVG is written as text and not by a plotting library, so that the same figures give the same file everywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgeless.tools.cli.layers import LAYERS
 from .peers import ours
 from .runs import Suite
 
-# The runs that are drawn where they are there, one below the other: suite, graph, what it is.
+# The runs that are drawn if they exist, one below the other: suite, graph, description.
 PANELS = (
     ("cpu", "tolokers", "tolokers, 12 thousand nodes, 1 million edges"),
     ("h200-layers", "arxiv", "twin of arxiv, 169 thousand nodes, 1.2 million edges"),
@@ -42,7 +42,7 @@ THEMES = {
 
 
 def files(suites: dict[str, Suite]) -> dict[str, str]:
-    """File name -> SVG; nothing where no run that is drawn was committed."""
+    """File name -> SVG; empty if none of these runs was committed."""
     panels = [(suites[suite], graph, title) for suite, graph, title in PANELS if suite in suites]
     panels = [panel for panel in panels if panel[1] in panel[0].graphs()]
     return {f"picture-{name}.svg": draw(panels, theme) for name, theme in THEMES.items()} if panels else {}
@@ -51,7 +51,7 @@ def files(suites: dict[str, Suite]) -> dict[str, str]:
 def draw(panels: list[tuple[Suite, str, str]], theme: Theme) -> str:
     """All panels, one below the other."""
     parts: list[str] = []
-    colours: dict[str, str] = {}  # of the peers that were measured
+    colours: dict[str, str] = {}  # measured peer -> colour
     y = 44
     for suite, graph, title in panels:
         layers = [layer for layer in SHOWN if _find(suite, graph, layer, "edgeless-pyg")]

@@ -19,7 +19,7 @@ _SUMS = ("forward", "backward")
 
 
 class Sizes(NamedTuple):
-    """What a plan knows of a graph."""
+    """The sizes of a graph that a plan depends on."""
 
     num_src: int
     num_dst: int
@@ -39,11 +39,11 @@ def steps_of(
     """The steps of an aggregation called as the bench calls it, the forward's first.
 
     Args:
-        op: its name, ``"gatv2_H8_D128"``.
-        dropout: whether attention has it.
+        op: the name of the aggregation, ``"gatv2_H8_D128"``.
+        dropout: whether attention has dropout.
         arrays: whether attention reads or writes per-edge arrays.
         max_degree: edges of the longest row, -1 where it is not known.
-        engine: of sums.
+        engine: the engine of sums.
     Raises:
         ValueError: no aggregation has this name.
     """
@@ -72,7 +72,7 @@ def steps_of(
 
 
 def of_mode(steps: Sequence[Step], mode: str) -> Sequence[Step]:
-    """Those of a mode of the bench, ``"forward"`` or ``"forward_backward"``."""
+    """The steps of a mode of the bench, ``"forward"`` or ``"forward_backward"``."""
     return [step for step in steps if mode != "forward" or step.step == "forward"]
 
 

@@ -19,11 +19,11 @@ TIMEOUT = 600.0
 
 
 def run(work: Callable, processes: int, config: dict, *inputs) -> list:
-    """Runs ``work(rank, processes, device, config, *inputs)`` in every process; what the first one yields.
+    """Runs ``work(rank, processes, device, config, *inputs)`` in every process; returns what the first one yields.
 
     Args:
-        work: a generator, of a module that a spawned process can import.
-        config: has device ("cpu" or "cuda") and threads.
+        work: a generator function in a module that a spawned process can import.
+        config: a dictionary with device ("cpu" or "cuda") and threads.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

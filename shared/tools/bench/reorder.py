@@ -1,9 +1,8 @@
-"""The ``reorder`` command: what each order of a graph's nodes costs, what it is like and what it is worth."""
+"""The ``reorder`` command: the cost, the statistics and the speedup of each order of a graph's nodes."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from edgeless.tools.timing import Failed, Timer
 from . import gathers, twins
 from .graphs import HELP, BenchGraph, check_name, load
 from .ops import OPS, graph_of
+from .runs import Rows
 from .work import DTYPES, MODES, Case, Work, op_case
 
 GIVEN, OWN_ORDER = "as given", "the twin's communities"
@@ -33,7 +33,7 @@ DEFAULT_OPS = ["spmm_none_F128", "gatv2_H4_D32"]
 
 @dataclass
 class Order:
-    """One order of a graph's nodes. ``seconds`` is what it took to find it and to build the graph in it."""
+    """One order of a graph's nodes. ``seconds`` is the time to find it and to build the graph in it."""
 
     graph: str
     name: str
@@ -45,10 +45,10 @@ class Order:
 
 @dataclass
 class Cell:
-    """One op in one order, against the order that the graph came in.
+    """One op in one order, compared with the graph's own order.
 
-    ``recovered`` is the share of what the twin's own order saves. ``runs`` is how many runs of the op save the time
-    that the order took, None where they never do.
+    ``recovered`` is the fraction of the time saved by the twin's community order. ``runs`` is the number of runs of the
+    op that save the time to find the order, None if they never do.
     """
 
     graph: str
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what the orders of each graph are like, and the time of each op in them."""
+    """Prints statistics of the orders of each graph, and the time of each op in them."""
     for name in ("num_parts", "rounds", "runs"):
         check_count(f"--{name.replace('_', '-')}", getattr(args, name))
     check_count("--threads", args.threads, most=MOST_THREADS)
@@ -108,29 +108,23 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
     cuda = device.type == "cuda"
     timer = Timer(device, rounds=args.rounds or (3 if cuda else 5), runs=args.runs, warmup=10 if cuda else 1)
-    setting, rows, gathered = setting_of(args, device), [], []
-
-    def keep(more: list[dict]) -> None:
-        rows.extend(more)
-        if args.json:  # after every case: a long run that breaks off leaves what it has
-            with writing("--json", args.json) as file:
-                file.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
-
+    setting, gathered = setting_of(args, device), []
+    rows = Rows(args.json, setting)
     for name in args.graph:
         graph = load(name, args.data, device)
         width = max([case.heads * case.channels for case in cases] + args.widths * args.gathers)
         check_room(f"--graph {name}: a row of {width:,} numbers for every node", 8 * width * graph.num_nodes)
         handles, orders = _orders(graph, args, device)
         _print_orders(graph, orders)
-        keep([asdict(order) for order in orders])
+        rows.keep([asdict(order) for order in orders])
         for case in cases:
             cells = measure(graph, handles, orders, case, args.mode, timer)
             _print_cells(graph, case, cells, device)
-            keep([asdict(cell) for cell in cells])
+            rows.keep([asdict(cell) for cell in cells])
         if args.gathers:
             found = gathers.measure(name, handles, GIVEN, args.widths, timer)
             gathers.print_gathers(name, found, device)
-            keep([asdict(cell) for cell in found])
+            rows.keep([asdict(cell) for cell in found])
             gathered += found
     if args.plot is not None:
         with writing("--plot", args.plot) as file:
@@ -158,14 +152,14 @@ def _cases(args: argparse.Namespace) -> list[Case]:
 
 
 def _orders(graph: BenchGraph, args: argparse.Namespace, device) -> tuple[dict[str, edgeless.Graph], list[Order]]:
-    """The graph in every order, with both directions built, and what is known of each."""
+    """The graph in every order, with both directions built, and the statistics of each order."""
     one_edge = edgeless.Graph.from_edge_index(torch.tensor([[0], [1]]))
     handles = {GIVEN: graph_of(graph)}
     seconds: dict[str, Optional[float]] = {GIVEN: None}
     for method in args.method or reordering.METHODS:
         options = {"seed": args.seed, "num_parts": args.num_parts if method == "metis" else None}
         try:
-            one_edge.reorder(method)  # to load the library takes a second, once
+            one_edge.reorder(method)  # loads the library, which takes a second once
         except ImportError as error:
             if args.method:
                 raise UsageError(f"--method {method}: {error}") from None
@@ -174,7 +168,7 @@ def _orders(graph: BenchGraph, args: argparse.Namespace, device) -> tuple[dict[s
         start = time.perf_counter()
         try:
             reordered, _ = handles[GIVEN].reorder(method, **options)
-        except RuntimeError as error:  # one method's trouble must not end the measuring of the others
+        except RuntimeError as error:  # a failing method must not stop the measurement of the others
             print(f"{method} left out: {error}")
             continue
         _ = reordered.csr, reordered.csc
@@ -200,7 +194,8 @@ def measure(
     op = OPS[case.op]
     shapes = op.shapes(graph.num_nodes, case.heads, case.channels)
     options = {"device": timer.device, "dtype": DTYPES[case.dtype]}
-    inputs = [torch.randn(shape, **options).requires_grad_() for shape in shapes]  # whose rows they are changes no time
+    # Random rows, since their order changes no time.
+    inputs = [torch.randn(shape, **options).requires_grad_() for shape in shapes]
     works = {name: Work(lambda handle=handle: op.edgeless(handle, *inputs), inputs) for name, handle in handles.items()}
     cells = []
     for mode in modes:
@@ -210,7 +205,7 @@ def measure(
 
 
 def compared(graph: str, case: Case, mode: str, timings: dict, seconds: dict[str, Optional[float]]) -> list[Cell]:
-    """The cells of one mode, from what the runs took in each order and what the orders took."""
+    """The cells of one mode, from the times of the runs in each order and the times to find the orders."""
     cells = {name: Cell(graph, name, case, mode) for name in timings}
     for name, timing in timings.items():
         if isinstance(timing, Failed):

@@ -68,13 +68,13 @@ def planned(graph: BenchGraph, result: Result) -> Sequence[Step]:
 
 
 def _rate(graph: BenchGraph, result: Result) -> str:
-    """Bytes of the plan over the measured time."""
+    """The plan's bytes over the measured time, as text."""
     num_bytes = sum(step.bytes for step in planned(graph, result))
     return f"{num_bytes / (result.median_ms / 1e3) / 1e9:,.0f}" if num_bytes else ""
 
 
 def _share(graph: BenchGraph, result: Result) -> str:
-    """Time at the roofline over the measured time."""
+    """The time at the roofline over the measured time, as text."""
     seconds = plans.seconds_at_roof(planned(graph, result))
     return f"{100 * seconds / (result.median_ms / 1e3):.0f} %" if seconds else ""
 

@@ -1,4 +1,4 @@
-"""Reads the committed runs of ``python -m edgeless bench --json`` and ``demo --json``."""
+"""Writes a run of ``python -m edgeless bench --json``, and reads the committed ones with those of ``demo --json``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
+from edgeless.tools.cli.files import writing
+
 DEMO = "demo"  # the suite name of runs of `python -m edgeless demo`
+
+
+class Rows(list):
+    """The rows that a command measures. After every case they are written to the file of ``--json``, if there is one: a
+    long run that breaks off leaves what it has.
+    """
+
+    def __init__(self, file: Optional[Path], setting: dict):
+        super().__init__()
+        self._file, self._setting = file, setting
+
+    def keep(self, more: list[dict]) -> None:
+        """Adds the rows of a case."""
+        self.extend(more)
+        if self._file:
+            with writing("--json", self._file) as file:
+                file.write_text(json.dumps({"setting": self._setting, "results": self}, indent=1))
 
 
 @dataclass

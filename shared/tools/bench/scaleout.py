@@ -1,4 +1,4 @@
-"""Epochs of full-batch training on one process and on the parts of a graph, one part a process.
+"""Epochs of full-batch training on one process and on the parts of a graph, one part per process.
 
 Three layers (128 features, 128, 128, 40 classes), ReLU, cross entropy on a tenth of the nodes, Adam, DDP. Parts are
 random by default: every second row is remote, the worst case. The gradients of parts are compared with those of one
@@ -45,11 +45,11 @@ class Epoch:
     """One way to train, medians in milliseconds.
 
     Attributes:
-        carrier: what brought halo rows; empty for one process.
+        carrier: the carrier of halo rows; empty for one process.
         rank_mb: peak of a training step on the rank with the largest, above the inputs of own nodes; the carrier's
             buffers counted.
-        halo: halo rows over own rows, on the rank with the most.
-        gradient_error: of all parameters, relative by norm to those of one process.
+        halo: halo rows over own rows, on the rank with the largest ratio.
+        gradient_error: the error of all parameters' gradients, relative by norm to those of one process.
         same_bits: whether two backwards agree in every bit.
     """
 
@@ -101,7 +101,7 @@ class CsrSage(nn.Module):
 
 
 class CsrPart:
-    """The matrix of means ``[n, n + h]``, its transpose, and what is sent."""
+    """The matrix of means ``[n, n + h]``, its transpose, and the rows to send."""
 
     def __init__(self, graph, dtype: torch.dtype):
         local = graph.local if isinstance(graph, ed.DistGraph) else graph
@@ -109,7 +109,7 @@ class CsrPart:
         src, dst = local.edge_index()
         values = local.in_degrees().to(dtype).reciprocal()[dst]
         size = (local.num_dst, local.num_src)
-        warnings.filterwarnings("ignore", "Sparse", UserWarning)  # of torch, that its CSR is beta
+        warnings.filterwarnings("ignore", "Sparse", UserWarning)  # torch's warning that its CSR support is beta
         self.matrix = torch.sparse_coo_tensor(torch.stack((dst, src)), values, size).to_sparse_csr()
         self.transpose = torch.sparse_coo_tensor(torch.stack((src, dst)), values, size[::-1]).to_sparse_csr()
 
@@ -149,7 +149,7 @@ class _Remote(torch.autograd.Function):
 
 
 def check(models, parts: int, device: torch.device, carriers=()) -> None:
-    """Raises UsageError for what cannot be measured."""
+    """Raises UsageError for a configuration that cannot be measured."""
     require("pyg")
     if unknown := [name for name in models if name not in MODELS]:
         raise UsageError(f"--scale-out {' '.join(unknown)}: there are {', '.join(MODELS)}")
@@ -180,7 +180,7 @@ def _work(rank: int, size: int, device: torch.device, config: dict, folder: str)
         for dtype in config["dtypes"]:
             for way, model in ways:
                 if way == "torch-csr" and (turn or dtype != "fp32" and device.type == "cpu"):
-                    continue  # it has one carrier; and on the CPU torch has no such product
+                    continue  # torch-csr has one carrier, and no such product on the CPU
                 with backend("fused"):
                     yield _epoch(way, model, dtype, graph, data, size, Path(folder), config, device)
 
@@ -205,7 +205,8 @@ def _inputs(rank: int, size: int, folder: Path, config: dict, device: torch.devi
         del whole, data
         dist.barrier()
     for carrier in config["carriers"]:
-        part = ed.load(folder, device, checked=0, carrier=carrier)  # comparing what the ranks do would be timed
+        # Otherwise the comparisons between ranks would be timed.
+        part = ed.load(folder, device, checked=0, carrier=carrier)
         yield part, part.ndata
 
 
@@ -237,7 +238,7 @@ def _epoch(way, model, dtype, graph, data, size, folder, config, device) -> Epoc
     error = _error(torch.cat([g.double().flatten().cpu() for g in gradients[0]]), folder / f"{way}-{model}-{dtype}.pt")
     seconds = []
     if size > 1:
-        graph.halo.forget()  # so that these rows are counted, and buffers of this model alone
+        graph.halo.forget()  # so that these rows are counted, and only the buffers of this model
     with peak_memory(device) as peak:
         for number in range(2 + config["rounds"]):
             wait()
@@ -274,7 +275,7 @@ def _epoch(way, model, dtype, graph, data, size, folder, config, device) -> Epoc
 
 
 def _error(gradient: Tensor, file: Path) -> Optional[float]:
-    """The relative error to the gradient of one process, which the first run leaves in ``file``."""
+    """The error relative to the gradient of one process, which the first run writes to ``file``."""
     if not file.exists():
         torch.save(gradient, file)
         return None

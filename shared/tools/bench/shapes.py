@@ -1,8 +1,9 @@
-"""``--suite shapes``: bare attention over heads and head dims, and which shapes fall off.
+"""``--suite shapes``: bare attention over heads and head dims, and the shapes that are slow for their size.
 
-A shape falls off where its time per byte is far above that of another shape of the same score, precision, mode and
-graph whose rows have at least as many bytes. The bytes of an edge are those of one row of all heads, and 64 for what
-an edge costs beside it. On CUDA the launches are replayed from a CUDA graph: the host has no part in the figures.
+A shape is slow for its size ("falls off") if its time per byte is far above that of another shape of the same score,
+precision, mode and graph whose rows have at least as many bytes. The bytes of an edge are those of one row of all
+heads, plus 64 for its other costs. On CUDA the launches are replayed from a CUDA graph: the host has no part in the
+figures.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ HEADS = (1, 2, 3, 4, 8, 16)
 DIMS = (4, 8, 16, 20, 32, 40, 64, 96, 128, 256, 512)
 SCORES = ("gatv2", "gat", "gt")
 PRECISIONS = ("fp32", "bf16")
-BESIDE = 64  # bytes
+BESIDE = 64  # bytes per edge beside its row
 BAR = 1.8
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One cell: milliseconds of a mode, and ``off``, how many times the time per byte of the best shape that has at
-    least as many bytes a row.
+    """One cell: milliseconds of a mode, and ``off``, its time per byte over that of the best shape with at least as
+    many bytes per row.
     """
 
     graph: str
@@ -45,17 +46,17 @@ class Shape:
 
     @property
     def row_bytes(self) -> int:
-        """Of a row, all heads."""
+        """The bytes of a row, all heads."""
         return self.heads * self.dim * DTYPES[self.dtype].itemsize
 
     @property
     def per_byte(self) -> float:
-        """Milliseconds for every byte of an edge."""
+        """Milliseconds per byte of an edge."""
         return self.ms / (self.row_bytes + BESIDE)
 
 
 def names() -> list[str]:
-    """Every shape as an op is called."""
+    """The op name of every shape."""
     return [f"{score}_H{heads}_D{dim}" for score, heads, dim in itertools.product(SCORES, HEADS, DIMS)]
 
 
@@ -103,7 +104,7 @@ def halves_that_lose(shapes: list[Shape]) -> list[tuple[Shape, float]]:
 
 
 def as_row(shape: Shape) -> dict:
-    """A shape as it stands in the JSON of a run."""
+    """A shape as a row of the JSON file."""
     case = asdict(op_case(f"{shape.score}_H{shape.heads}_D{shape.dim}", shape.dtype))
     return {
         "graph": shape.graph, "case": case, "peer": "edgeless", "mode": shape.mode, "threads": None, "failed": None,
@@ -119,8 +120,8 @@ def of_row(row: dict) -> Shape:
 
 
 def worst_of_each_case(suite: Suite) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows for the performance page: of each score and precision the worst shape of each graph, forward and
-    with the backward.
+    """Columns and rows for the performance page: for each score and precision the worst shape of each graph, in the
+    forward and with the backward.
     """
     shapes = with_ratios([of_row(row) for row in suite.rows if not row["failed"]])
     rows = []

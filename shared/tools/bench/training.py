@@ -3,8 +3,9 @@
 Molecules are made here, with numbers of atoms and widths of features as in three well-known data sets. Every step has a
 new batch. Its time is taken twice: from a batch that is on the device, and with the loader, padding and copies. The
 captured peer has padded batches, made on the device (:class:`edgeless.pyg.loader.PaddedLoader`), and so has
-``pyg-reduce-overhead``, PyG's model compiled with CUDA graphs, which need sizes that repeat; its batch norms are the
-stock ones, which see the padding. The others have batches of PyG's loader. In bfloat16 the forward runs under autocast.
+``pyg-reduce-overhead``, PyG's model compiled with CUDA graphs, which need repeating sizes; its batch norms are the
+upstream ones, which include the padding. The other peers have batches of PyG's loader. In bfloat16 the forward runs
+under autocast.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import edgeless
 from edgeless import padding
 from edgeless.tools.cli.console import milliseconds, plus_minus, print_table, times
 from edgeless.tools.cli.devices import UsageError, describe_device, installed
-from edgeless.tools.timing import Timing, in_a_line
+from edgeless.tools.timing import Timing, clock_of, in_a_line
 
 from .graphs import BenchGraph
-from .minibatch import clock_of
+from .peers import wanted_of
 
 PEERS = ("pyg", "pyg-compiled", "pyg-reduce-overhead", "edgeless-pyg", "edgeless-pyg-captured")
 WIDTH, BONDS, DEPTH, CLASSES = 64, 16, 4, 7
@@ -33,11 +34,11 @@ ON_MOLECULES = ("gine", "gatv2", "pna", "gps")
 ON_A_GRAPH = ("gcn", "gat", "gatv2", "transformer", "gin")
 TURN = 20  # timed batches of a peer's turn
 WARMUP = 60  # steps before the first turn: batches of every size have to be recorded
-_EPOCH = 40  # batches of a data set, so that one of 512 has 20,480 molecules at most
+_EPOCH = 40  # batches per data set, so at most 20,480 molecules with batches of 512
 
 
 class Molecules(NamedTuple):
-    """Mean and deviation of the numbers of atoms, and the features of an atom."""
+    """The mean and the deviation of the number of atoms, and the number of features of an atom."""
 
     mean: float
     spread: float
@@ -53,12 +54,12 @@ DATASETS = {
 
 @dataclass
 class Step:
-    """One peer's figures: medians in milliseconds, and their spread as of :class:`Timing`.
+    """One peer's figures: medians in milliseconds, and their spread (:class:`Timing`).
 
     Attributes:
-        step_ms: forward, loss, backward and optimizer, of a batch that is on the device.
+        step_ms: forward, loss, backward and optimizer for a batch that is on the device.
         total_ms: the same with the loader and the copy to the device.
-        why: what a captured peer says of steps that were not replayed.
+        why: a captured peer's reasons for steps that were not replayed.
     """
 
     graph: str
@@ -76,14 +77,12 @@ class Step:
 
 
 def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
-    """The peers that were named, all of them when none were.
+    """The peers that were named, or all of them.
 
     Raises:
         UsageError: none of them trains, or PyG is not installed.
     """
-    chosen = [peer for peer in wanted or PEERS if peer in PEERS]
-    if not chosen:
-        raise UsageError(f"--peers {' '.join(wanted)}: for --training there are {', '.join(PEERS)}")
+    chosen = wanted_of("--training", wanted, PEERS)
     if not installed("pyg"):
         raise UsageError("--training needs PyG: pip install 'edgeless[pyg]'")
     return chosen
@@ -193,12 +192,12 @@ class Peer:
     """One peer, ready to train."""
 
     step: Callable[..., Tensor]
-    batches: Callable[[], Iterator[Any]]  # endless, on the CPU
+    batches: Callable[[], Iterator[Any]]  # iterates forever, over batches on the CPU
     handle: Optional[edgeless.CapturedStep] = None
     sizes: Optional[padding.Sizes] = None
 
     def why(self) -> Optional[str]:
-        """What a captured step says of calls that it did not replay, but for the first ones of every size."""
+        """A captured step's reasons for calls that it did not replay, except the first calls of every size."""
         if self.handle is None or self.handle.num_replays:
             return None
         return self.handle.report().replace("\n", ";")
@@ -299,8 +298,8 @@ def measure(
     """Times all peers in turns. A peer that cannot run has a reason in place of figures.
 
     Args:
-        name: of the data.
-        graph: the graph of all steps, or None for the molecules of that name, of which ``batch_size`` are in a batch.
+        name: the name of the data.
+        graph: the graph of all steps, or None for the molecules of that name, in batches of ``batch_size``.
         dtype: ``"fp32"`` or ``"bf16"``.
     """
     names, failed, peers = peers_of(wanted), {}, {}
@@ -324,7 +323,7 @@ def measure(
                 found[peer][0].runs += steps
                 found[peer][1].runs += total
                 peaks[peer] = peak
-            except Exception as error:  # one peer's trouble must not end the measuring of the others
+            except Exception as error:  # a failing peer must not stop the measurement of the others
                 failed[peer] = in_a_line(error)
     rows = []
     for peer in names:
@@ -340,7 +339,7 @@ def measure(
 
 
 def _turn(peer: Peer, batches: Iterator[Any], device: torch.device, warmup: int):
-    """Milliseconds of steps on batches that are on the device, and with what brings them there; the peak in MB."""
+    """Milliseconds of steps on batches on the device, and with the loader and the copy; and the peak in MB."""
     now = clock_of(device)
     for _ in range(warmup):
         peer.step(next(batches).to(device))

@@ -10,12 +10,12 @@ from .page_tables import MISSING, ratio
 from .runs import Suite, geometric_mean
 from .training import PEERS
 
-_COLUMNS = ["PyG", "PyG compiled", "PyG with CUDA graphs", "edgeless", "edgeless, captured"]  # of PEERS
+_COLUMNS = ["PyG", "PyG compiled", "PyG with CUDA graphs", "edgeless", "edgeless, captured"]  # headings of PEERS
 _Cases = dict[tuple, dict[str, dict]]
 
 
 def molecules(suite: Suite) -> tuple[list[str], list[list[str]]]:
-    """One row for each data set, number of molecules and model, then the means of each number of molecules."""
+    """One row for each data set, number of molecules and model, then the means for each number of molecules."""
     cases, rows = _cases(suite), []
     for (graph, count, *model), found in cases.items():
         cells = [_both(found.get(peer), found.get("pyg")) for peer in PEERS]
@@ -36,7 +36,7 @@ def one_graph(suite: Suite) -> tuple[list[str], list[list[str]]]:
 
 
 def _cases(suite: Suite) -> _Cases:
-    """The steps that were measured, by peer, of each data set, number of molecules, model and dtype."""
+    """The measured steps by peer, for each data set, number of molecules, model and dtype."""
     cases: _Cases = {}
     for row in suite.rows:
         found = cases.setdefault((row["graph"], row["batch_size"], row["model"], row.get("dtype", "fp32")), {})

@@ -1,4 +1,4 @@
-"""What is timed: one peer's computation on given inputs, forward alone or with all gradients."""
+"""The timed work: one peer's computation on given inputs, the forward alone or with all gradients."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from .ops import ATTENTION, parse
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 MODES = ("forward", "forward_backward")
-SHORT_MS = 2.0  # below, what the host takes to begin a run may show in its time
+SHORT_MS = 2.0  # below it, the host's time to launch a run may affect the measurement
 
 
 @dataclass(frozen=True)
 class Case:
     """A layer ("gatv2", "gat", "transformer", "agnn") or a bare aggregation ("gatv2_H2_D64") in one precision.
 
-    For a layer a 16-bit dtype means autocast, as a user trains; for an aggregation, and for a layer over relations, the
-    inputs have that dtype, the layer's parameters among them.
+    For a layer a 16-bit dtype means autocast, as users train. For an aggregation, and for a layer over relations, the
+    inputs have that dtype, including the layer's parameters.
     """
 
     kind: str  # "layer" or "op"
     name: str
     dtype: str
-    features: int = 128  # of a layer
+    features: int = 128  # input features of a layer
     heads: int = 4
     channels: int = 32
-    dropout: float = 0.0  # of attention
+    dropout: float = 0.0  # of attention weights
 
     @property
     def label(self) -> str:
-        """For a heading."""
+        """The text of the case in a heading."""
         return f"{self.name} {self.dtype}" + (f" dropout {self.dropout:g}" if self.dropout else "")
 
     @property
@@ -50,8 +50,8 @@ class Case:
 
 
 def op_case(name: str, dtype: str, dropout: float = 0.0) -> Case:
-    """The case of an aggregation called like "gatv2_H8_D128" or "spmm_both_F512"; ValueError for other names, and for
-    dropout in sums and extrema.
+    """The case of an aggregation with a name like "gatv2_H8_D128" or "spmm_both_F512"; ValueError for other names, and
+    for dropout in sums and extrema.
     """
     op, heads, channels = parse(name)
     if dropout and op not in ATTENTION:
@@ -64,11 +64,11 @@ class Work:
     """One peer, ready to run.
 
     Attributes:
-        compute: the forward, returning the output or a list of outputs.
-        inputs: what the backward differentiates: features, parameters.
+        compute: the forward, which returns the output or a list of outputs.
+        inputs: the tensors whose gradients the backward computes: features, parameters.
         autocast: the dtype of autocast, or None.
-        rows: of each output; known before the first run.
-        grad_out: the gradients of the outputs, drawn at the first run where they are not given.
+        rows: the number of rows of each output; known before the first run.
+        grad_out: the gradients of the outputs; drawn at the first run if they are not given.
     """
 
     compute: Callable[[], Union[Tensor, list[Tensor]]]
@@ -83,7 +83,7 @@ class Work:
         return torch.autocast(self.inputs[0].device.type, self.autocast)
 
     def forward(self) -> None:
-        """As in inference: nothing is kept for a backward."""
+        """Runs the forward without gradients, as in inference."""
         with torch.no_grad(), self._precision():
             self.compute()
 
@@ -96,12 +96,12 @@ class Work:
         torch.autograd.grad(outs, self.inputs, self.grad_out, allow_unused=True)
 
     def outputs(self) -> list[Tensor]:
-        """What ``compute`` returns, in a list."""
+        """The results of ``compute`` as a list."""
         outs = self.compute()
         return outs if isinstance(outs, list) else [outs]
 
     def is_replayed(self, mode: str) -> bool:
-        """Whether runs of the mode replay a CUDA graph from now on."""
+        """Returns whether later runs of the mode replay a CUDA graph."""
         return False
 
     def mode(self, name: str) -> Callable[[], None]:
@@ -133,10 +133,10 @@ class GraphedWork(Work):
 
 
 def _capture(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """``run()`` in a CUDA graph, behind three runs on the same stream, which make what only a first call needs.
+    """Captures ``run()`` in a CUDA graph, after three runs on the same stream, which make what a first call makes.
 
-    Autograd waits on the stream on which a leaf was first used for as long as any graph of autograd with that leaf
-    lives. If that is the default stream, a capture fails; so what nobody holds any more has to go, cycles too.
+    As long as any autograd graph with a leaf is alive, autograd waits on the stream on which the leaf was first used.
+    If that is the default stream, a capture fails. So unreferenced autograd graphs are collected first, cycles too.
     """
     graph, side, current = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
     gc.collect()
@@ -152,12 +152,12 @@ def _capture(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 @dataclass
 class EngineWork(GraphedWork):
-    """The same work on an engine, forward and backward. Short runs on CUDA are replayed: by two engines that run the
-    same kernels the host would be timed, not the engine.
+    """The same work on an engine, forward and backward. Short runs on CUDA are replayed, since otherwise the host would
+    be timed and not the engine.
     """
 
     engine: str = "auto"
-    waits: bool = False  # for the GPU, so that a capture of it would be that of another engine
+    waits: bool = False  # whether the engine waits for the GPU, so that a capture would use another engine
     _is_short: dict[str, bool] = field(default_factory=dict, init=False)
 
     def forward(self) -> None:
@@ -179,7 +179,7 @@ class EngineWork(GraphedWork):
 
 
 def _milliseconds(run: Callable[[], None]) -> float:
-    """The least of three runs on the GPU, behind two; what the host takes counts where it takes longer."""
+    """The shortest of three runs on the GPU after two others; the host's time counts if it is longer."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     found = []
     for _ in range(5):
@@ -193,7 +193,7 @@ def _milliseconds(run: Callable[[], None]) -> float:
 
 @dataclass
 class CapturedWork(Work):
-    """The same work by a layer that :func:`edgeless.capture` was asked to replay; nothing else is timed."""
+    """The same work by a layer that :func:`edgeless.capture` replays; only replays are timed."""
 
     handle: Optional[edgeless.Capture] = None
     _replayed: set[str] = field(default_factory=set, init=False)
@@ -212,7 +212,7 @@ class CapturedWork(Work):
     def _call(self, mode: str, run: Callable[[], None]) -> None:
         if mode not in self._replayed:
             before = self.handle.num_replays
-            for _ in range(5):  # it is captured after three
+            for _ in range(5):  # the layer is captured after three
                 run()
             if self.handle.num_replays == before:
                 raise UsageError(f"--peers edgeless-pyg-captured: {self.handle.report()}")

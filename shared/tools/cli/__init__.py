@@ -1,1 +1,1 @@
-"""What the commands of ``python -m edgeless`` share: tables, progress, memory measurement, child processes."""
+"""Code that the commands of ``python -m edgeless`` share: tables, progress, memory measurement, child processes."""

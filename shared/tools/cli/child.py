@@ -23,15 +23,15 @@ class ChildError(RuntimeError):
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """In the child: sends one event to the parent. The event ``result`` is what :func:`run_child` returns."""
+    """Sends one event from the child to the parent. :func:`run_child` returns the event ``result``."""
     print(MARK + json.dumps({"event": kind, **fields}), flush=True)
 
 
 def configuration() -> dict:
-    """In the child: the ``config`` of :func:`run_child`. From here on the child ends with its parent."""
+    """Returns the ``config`` of :func:`run_child` in the child, which from then on ends with its parent."""
     if hasattr(select, "poll"):  # not on Windows
         output = select.poll()
-        output.register(sys.stdout.fileno(), 0)  # the pipe to the parent: nothing but that it is closed is reported
+        output.register(sys.stdout.fileno(), 0)  # the pipe to the parent, polled only for its closing
         end_after(output.poll)
     return json.load(sys.stdin)
 
@@ -72,7 +72,7 @@ def run_child(
         if limit is not None:
             alarm.start()
         try:
-            with contextlib.suppress(BrokenPipeError):  # of a child that is gone already: its exit status says more
+            with contextlib.suppress(BrokenPipeError):  # the child has ended already, and its exit status tells more
                 json.dump(config, process.stdin)
                 process.stdin.close()
             for line in process.stdout:

@@ -113,7 +113,7 @@ def _architecture(name: str) -> int:
 
 
 def _kernels(args: argparse.Namespace) -> list[Kernel]:
-    """What the plans of the cases name, for every device that plans know."""
+    """The kernels that the plans of the cases name, for every device that plans know."""
     suite = suite_of(args.suite)
     ops = ops_of("compile", args, suite)
     found = {

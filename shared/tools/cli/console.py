@@ -42,10 +42,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Widths with which the table fits into ``room``; more where a figure or a word would be cut, for none ever is."""
+    """Widths with which the table fits into ``room``, or larger ones if a figure or a word would be cut."""
     cells = list(zip(columns, *rows))
     widths = [max(map(len, column)) for column in cells]
-    # A figure with its unit stays in one line, a heading and what is longer may be broken between words.
+    # A figure with its unit stays in one line; a heading or longer text may be broken between words.
     least = [max(_longest_word(heading), *map(_least_width, rest), 0) for heading, *rest in cells]
     while _table_width(widths) > room and widths != least:
         widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
@@ -71,7 +71,7 @@ def fitted(text: str) -> str:
 
 
 def plus_minus(text: str) -> str:
-    """``text`` behind the sign for a spread, as far as standard output can print it."""
+    """``text`` after the sign for a spread, if standard output can print it."""
     try:
         "±".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
@@ -143,5 +143,5 @@ def milliseconds(ms: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio as a reader says it."""
+    """A ratio as text."""
     return f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"

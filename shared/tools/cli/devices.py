@@ -16,7 +16,7 @@ class UsageError(Exception):
 
 
 def installed(framework: str) -> bool:
-    """Whether "pyg" or "dgl" can be imported (without importing it)."""
+    """Returns whether "pyg" or "dgl" can be imported (without importing it)."""
     return importlib.util.find_spec(PACKAGES[framework][0]) is not None
 
 

@@ -1,4 +1,4 @@
-"""Files that a command writes at its end: proved writable before the work begins."""
+"""Files that a command writes at its end, checked to be writable before the work begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .devices import UsageError
 
 
 class OutputError(Exception):
-    """What was computed cannot be written; the message is all that is printed."""
+    """Raised if results cannot be written; only the message is printed."""
 
 
 def check_writable(option: str, file: Path) -> None:
@@ -21,7 +21,7 @@ def check_writable(option: str, file: Path) -> None:
     if file.is_dir():
         raise UsageError(f"{option} {file}: must be a file, but is a directory")
     existed = os.path.lexists(file)
-    if existed and not file.is_file():  # a pipe, a device: to open it might wait or be noticed
+    if existed and not file.is_file():  # a pipe or device: opening it might wait or have an effect
         return
     try:
         with open(file, "ab"):
@@ -34,10 +34,10 @@ def check_writable(option: str, file: Path) -> None:
 
 @contextlib.contextmanager
 def writing(option: str, file: Path) -> Iterator[Path]:
-    """A path to write ``file`` to; what goes wrong meanwhile, on a full disk say, becomes an OutputError.
+    """Yields a path to write ``file`` to; an error in the block, such as a full disk, becomes an OutputError.
 
-    What the file held before stays until the new contents are complete. Pipes, devices and links are written to as they
-    are, and so is a file in a folder that takes no other.
+    The old contents stay until the new ones are complete. Pipes, devices and links are written directly, and so is a
+    file in a folder where no other file can be made.
     """
     as_it_is = file.is_symlink() or (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK)
     try:

@@ -60,7 +60,7 @@ def version(package: str) -> Optional[str]:
 
 
 def compiler() -> str:
-    """The NVRTC that compiles kernels, or what is missing."""
+    """A description of the NVRTC that compiles kernels, or of what is missing."""
     try:
         nvrtc = installed_nvrtc()
     except NvrtcError as error:
@@ -71,7 +71,7 @@ def compiler() -> str:
 
 
 def cuda_headers() -> str:
-    """The folder of the headers of CUDA that kernels include, or what is missing."""
+    """The folder of the CUDA headers that kernels include, or a description of what is missing."""
     try:
         return str(headers.cuda_headers())
     except NvrtcError as error:
@@ -121,5 +121,5 @@ def framework(short: str) -> str:
         layers = sorted({layer.__name__ for layer in LAYERS.values() if layer.__module__.startswith(nn.__name__)})
         found = getattr(sys.modules.get(package), "__version__", None) or version(package)
         return f"{found}; edgeless.{short}.nn has {', '.join(layers)}"
-    except Exception as error:  # whatever a broken framework raises belongs in the table
+    except Exception as error:  # any error of a broken framework is shown in the table
         return f"{version(package)}, but edgeless.{short} cannot be imported: {error}"

@@ -1,4 +1,4 @@
-"""Layers by name: how each framework builds one with the same sizes, and the graph that it walks."""
+"""Layers by name: how each framework builds one with the same sizes, and the graph that it takes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Layer:
 
     Attributes:
         pyg, dgl: (class name, how to build it), or None where the framework has no such layer.
-        self_loops: PyG's layer adds self loops, so DGL's graph gets them beforehand: all peers walk the same edges.
-        baseline: what the layer is called in a file of peer figures.
+        self_loops: PyG's layer adds self loops, so DGL's graph gets them beforehand and all peers have the same edges.
+        baseline: the layer's name in a file of peer figures.
         maps: the layer has a linear map of its own, and so decides how wide its output is.
-        multiplies: PyG's layer multiplies by a sparse matrix where it is given one, which is faster than edge tensors.
-        types: what a layer over relations is told the types of, "edges" or "edges and nodes"; how to build it takes the
-            graph's :class:`Relations` as well.
-        has_heads: the output is made by heads.
-        edge_features: how many numbers an edge has, 0: as many as the output; None: edges have no features.
+        multiplies: PyG's layer multiplies by a sparse matrix if it gets one, which is faster than edge tensors.
+        types: whether a layer over relations gets the types of "edges" or of "edges and nodes"; its build function then
+            takes the graph's :class:`Relations` as well.
+        has_heads: the output has heads.
+        edge_features: the features per edge; 0: as many as the output has; None: edges have no features.
         group: the kind of message of a layer that the generator runs.
     """
 
@@ -66,7 +66,7 @@ def _dgl_attention(cls: type, features: int, heads: int, channels: int, dropout:
 
 
 def _dgl_dot(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
-    return cls(features, channels, num_heads=heads, allow_zero_in_degree=True)  # which has no dropout
+    return cls(features, channels, num_heads=heads, allow_zero_in_degree=True)  # the layer has no dropout
 
 
 def _wide(**options) -> Build:
@@ -91,7 +91,7 @@ def _rgat(cls: type, features: int, heads: int, channels: int, dropout: float, r
 
 
 def _pyg_hgt(cls: type, features: int, heads: int, channels: int, dropout: float, relations: Relations):
-    return cls(features, heads * channels, relations.metadata, heads=heads)  # which has no dropout
+    return cls(features, heads * channels, relations.metadata, heads=heads)  # the layer has no dropout
 
 
 def _dgl_hgt(cls: type, features: int, heads: int, channels: int, dropout: float, relations: Relations):
@@ -134,7 +134,7 @@ LAYERS = {
 
 # Layers that the generator runs (docs/design.md), all of PyG and as wide as their input -------------------------------
 
-NARROW = 16  # features of an edge, where they are not as wide as the nodes'
+NARROW = 16  # features of an edge, if they are narrower than a node's
 SUMS, CHANNELS, WIDE, NARROW_EDGES, PRODUCTS = GROUPS = (
     "pointwise sums and means",
     "softmax by channel, moments",
@@ -142,7 +142,7 @@ SUMS, CHANNELS, WIDE, NARROW_EDGES, PRODUCTS = GROUPS = (
     "narrow edge features",
     "a product by edge",
 )
-# What degrees scale PNA's results by; which ones they are changes no time.
+# The degrees by which PNA scales its results; their values do not change the time.
 _PNA = {
     "aggregators": ["mean", "min", "max", "std"],
     "scalers": ["identity", "amplification", "attenuation"],
@@ -219,7 +219,7 @@ def make_layer(
     """One side's layer, e.g. ("gatv2", "pyg", "edgeless") -> an edgeless.pyg.nn.GATv2Conv.
 
     Args:
-        relations: of the graph, for a layer over relations.
+        relations: the graph's types, for a layer over relations.
 
     Raises:
         AttributeError: edgeless has no such layer for this framework.
@@ -231,10 +231,10 @@ def make_layer(
 
 
 def make_graph(framework: str, edge_index: Tensor, num_nodes: int, self_loops: bool):
-    """What a layer takes as its graph: PyG's edge_index, or a DGLGraph.
+    """The graph argument of a layer: PyG's edge_index, or a DGLGraph.
 
     Args:
-        self_loops: PyG's layer adds self loops; DGL's graph then gets them here, so that both walk the same edges.
+        self_loops: PyG's layer adds self loops; DGL's graph then gets them here, so that both have the same edges.
     """
     if framework == "pyg":
         return edge_index
@@ -245,7 +245,7 @@ def make_graph(framework: str, edge_index: Tensor, num_nodes: int, self_loops: b
 
 
 def make_input(name: str, framework: str, edge_index: Tensor, num_nodes: int, relations: Optional[Relations]):
-    """What :func:`call_layer` takes as the graph of a layer: :func:`make_graph`'s, or a :class:`TypedInput`."""
+    """The graph argument of :func:`call_layer`: the result of :func:`make_graph`, or a :class:`TypedInput`."""
     layer = EVERY_LAYER[name]
     if layer.types is None:
         return make_graph(framework, edge_index, num_nodes, layer.self_loops)

@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of work, above what stood when it began."""
+"""Peak memory of a block of work, above the memory in use at its start."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 
 @dataclass
 class Peak:
-    """What :func:`peak_memory` found.
+    """The result of :func:`peak_memory`.
 
     Attributes:
         before: bytes in use when the block began.
-        bytes: how far the block went above that; known when it has ended.
+        bytes: the peak of the block minus ``before``; known when the block has ended.
     """
 
     before: int = 0
@@ -31,7 +31,7 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
     """Measures the peak of the ``with`` block above the state at its start.
 
     On CUDA that is the allocator's own count. On the CPU it is the resident set of this process, so the process should
-    do nothing else: Linux keeps the peak itself and lets us reset it; elsewhere a thread looks every millisecond.
+    do nothing else: Linux keeps the peak and allows to reset it; elsewhere a thread samples every millisecond.
     """
     peak = Peak()
     if device.type == "cuda":
@@ -54,7 +54,7 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 
 
 def available_memory() -> Optional[int]:
-    """Bytes that a new allocation could take on this machine; None where the system does not tell."""
+    """Bytes that a new allocation could take on this machine; None if the system does not report it."""
     with contextlib.suppress(OSError), open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable"):
@@ -63,7 +63,7 @@ def available_memory() -> Optional[int]:
 
 
 def _return_free_memory() -> None:
-    """Hands freed memory that malloc keeps back to the system, so that using it again is counted."""
+    """Returns freed memory that malloc keeps to the system, so that its reuse is counted."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # no glibc
             ctypes.CDLL(None).malloc_trim(0)

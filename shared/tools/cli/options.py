@@ -1,4 +1,4 @@
-"""What the values of options must be; every error names the option and what came."""
+"""Checks of option values. Every error names the option, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any, Optional
 from .devices import UsageError
 from .memory import available_memory
 
-MOST = 2**31 - 1  # of anything that is counted, and more than any machine has room for
+MOST = 2**31 - 1  # the bound of all counts, more than any machine has memory for
 MOST_THREADS = 1024
 
 
 def check_count(option: str, value: Optional[int], least: int = 1, most: int = MOST) -> None:
-    """Raises UsageError unless ``value`` is in [least, most]; None was not given."""
+    """Raises UsageError unless ``value`` is in [least, most]; None means that the option was not given."""
     if value is not None and value < least:
         raise UsageError(f"{option} must be at least {least:,}, got {value}")
     if value is not None and value > most:
         raise UsageError(f"{option} must be at most {most:,}, got {value}")
 
 
-def check_real(option: str, value: Optional[float], least: float, most: float = math.inf) -> None:
-    """Raises UsageError unless ``value`` is finite and in [least, most]; None was not given."""
-    if value is not None and not (least <= value <= most and math.isfinite(value)):
-        wanted = f"at least {least:g}" if math.isinf(most) else f"in [{least:g}, {most:g}]"
+def check_real(option: str, value: Optional[float], most: float = math.inf) -> None:
+    """Raises UsageError unless ``value`` is finite and in [0, most]; None means that the option was not given."""
+    if value is not None and not (0 <= value <= most and math.isfinite(value)):
+        wanted = "at least 0" if math.isinf(most) else f"in [0, {most:g}]"
         raise UsageError(f"{option} must be a number {wanted}, got {value}")
 
 

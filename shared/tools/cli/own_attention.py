@@ -1,4 +1,4 @@
-"""An attention as users write it: no layer of PyG's, with features of edges in its scores and in its values."""
+"""An attention layer as users write it, which PyG does not have: edge features are in its scores and its values."""
 
 from __future__ import annotations
 

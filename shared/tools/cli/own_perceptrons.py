@@ -1,4 +1,4 @@
-"""Layers with a perceptron of every edge, which are called as PyG's others are."""
+"""Layers that apply a perceptron to every edge, called like PyG's other layers."""
 
 from __future__ import annotations
 

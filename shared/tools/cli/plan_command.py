@@ -14,19 +14,19 @@ import torch
 from edgeless.choices.engines import ENGINES
 from edgeless.plan.steps import DEVICES, Device, Step, table
 from edgeless.tools.bench import graphs, plans, shapes, twins
-from edgeless.tools.bench.command import SUITES
 from edgeless.tools.bench.plans import Sizes
+from edgeless.tools.bench.suites import SUITES
 from edgeless.tools.bench.work import DTYPES
 
 from .devices import UsageError, pick_device
 from .plan_layers import PLANNED, layer_steps
 from .plan_turns import turns
 
-# The suites of the bench that time ops: what runs for a whole layer or model depends on its options and its graph.
+# The suites of the bench that time ops. A whole layer's or model's kernels depend on its options and its graph.
 PLANNED_SUITES = [name for name, suite in SUITES.items() if suite.get("op") or suite.get("shapes")]
 _LAYER_SIZES = (64, 1, 64)  # features, heads, channels: those of the bench's suites of layers over relations
 
-# Of graphs that are read from files; those of the others are known by name.
+# Sizes of graphs that are read from files; those of the others are known by name.
 _FILES = {"tolokers": Sizes(11_758, 11_758, 1_038_000), "cora": Sizes(2_708, 2_708, 10_556)}
 
 
@@ -109,7 +109,7 @@ def ops_of(command: str, args: argparse.Namespace, suite: dict) -> list[str]:
     """The ops that the arguments or the suite name.
 
     Raises:
-        UsageError: there are none.
+        UsageError: they name none.
     """
     ops = args.op or suite.get("op")
     if not ops:
@@ -118,7 +118,7 @@ def ops_of(command: str, args: argparse.Namespace, suite: dict) -> list[str]:
 
 
 def suite_of(name: Optional[str]) -> dict:
-    """What the bench runs for it, the shapes of attention by name among its ops."""
+    """The options of a suite, with the shapes of attention among its ops by name."""
     suite = SUITES.get(name, {})
     if suite.get("shapes"):
         return {**suite, "op": shapes.names(), "dtype": list(shapes.PRECISIONS)}
@@ -153,7 +153,7 @@ def steps_of(*call, **options) -> list[Step]:
     """:func:`edgeless.tools.bench.plans.steps_of` for a name that a user typed.
 
     Raises:
-        UsageError: for a name that is none.
+        UsageError: no aggregation has this name.
     """
     try:
         return plans.steps_of(*call, **options)

@@ -43,7 +43,7 @@ def layer_steps(
         name: one of :data:`PLANNED`.
         edges: edge_index ``[2, E]``, edge_type ``[E]``, the number of types and that of nodes, on the CPU.
         sizes: input features, heads, and channels of a head.
-        inference: without gradients.
+        inference: whether to plan the forward without gradients.
     """
     edge_index, edge_type, num_types, num_nodes = edges
     graph = TypedGraph.from_edge_index(edge_index, edge_type, num_types, num_nodes, num_nodes)
@@ -69,7 +69,7 @@ def _rgcn(graph: TypedGraph, tensor: _Tensor, features: int, heads: int, channel
 
 
 def _rgat(graph: TypedGraph, tensor: _Tensor, features: int, heads: int, channels: int) -> Callable:
-    """The layer of one head, which is one op."""
+    """RGAT with one head, which is one op."""
     x, weight = tensor(graph.num_src, features), tensor(graph.num_types, features, channels)
     query, key, bias = tensor(channels, 1), tensor(channels, 1), tensor(channels)
     if heads != 1 or not fits(graph, x, weight, (query, key, bias)):
@@ -78,7 +78,7 @@ def _rgat(graph: TypedGraph, tensor: _Tensor, features: int, heads: int, channel
 
 
 def _hgt(graph: TypedGraph, tensor: _Tensor, features: int, heads: int, channels: int) -> Callable:
-    """Of nodes of one type: one map to keys, queries and values, the attention, and the map of its result."""
+    """HGT on nodes of one type: a map to keys, queries and values, the attention, and the map of its result."""
     width, types = heads * channels, graph.num_types
     x, first, last = tensor(graph.num_src, features), tensor(1, 3 * width, features), tensor(1, width, width)
     first_bias, last_bias, scale = tensor(1, 3 * width), tensor(1, width), tensor(types, heads)
@@ -100,7 +100,7 @@ PLANNED = {"rgcn": _rgcn, "rgat": _rgat, "hgt": _hgt}
 
 
 class _Side(NamedTuple):
-    """What is counted of one direction: rows, segments, tiles of segments and of rows, and parts of hubs."""
+    """The counts of one direction: rows, segments, tiles of segments and of rows, and parts of hubs."""
 
     rows: int
     segments: int
@@ -110,7 +110,7 @@ class _Side(NamedTuple):
 
     @classmethod
     def of(cls, graph: TypedGraph, direction: Compressed, num_rows: int, cut: int) -> _Side:
-        """As ``segment_tiles`` counts them, without its arrays."""
+        """Counts as ``segment_tiles`` does, without its arrays."""
         rows = graph._sorted(direction, cut)[1]
         segments, of_row = rows.numel(), torch.bincount(rows.long(), minlength=num_rows)
         parts = torch.where(of_row > _HUB, (of_row + _HUB - 1) // _HUB, 0)
@@ -121,7 +121,7 @@ class _Side(NamedTuple):
 
 
 class _Counts:
-    """What the formats of a typed graph would count on a GPU, from the same graph on the CPU."""
+    """The sizes of a typed graph's formats on a GPU, computed from the same graph on the CPU."""
 
     def __init__(self, graph: TypedGraph, device: Device):
         cut = _TILED_CUT if device.most_fused_width(torch.float16, False) > 0 else CUT
@@ -136,7 +136,7 @@ class _Counts:
         self.walks = walks(graph)
 
     def stand_in(self) -> TypedGraph:
-        """The graph on a GPU, with the formats that layers ask it for; within a FakeTensorMode."""
+        """A stand-in of the graph on a GPU with the formats that layers use; called in a FakeTensorMode."""
         of, edges = self.graph, self.graph.num_edges
         csr = Compressed(self._ids(of.num_dst + 1), self._ids(edges), self._ids(edges))
         csc = Compressed(self._ids(of.num_src + 1), self._ids(edges), self._ids(edges))
@@ -183,5 +183,5 @@ class _Counts:
         by_pair = Compressed(self._ids(pairs + 1), self._ids(edges), self._ids(edges))
         in_edges = Compressed(csr.indptr, self._ids(edges), csr.edge_ids)
         joined = Graph(in_edges, by_pair, pairs, of.num_dst)
-        joined._max_degrees.known = self.degrees  # which a graph in use asks its device for
+        joined._max_degrees.known = self.degrees  # a graph in use gets them from its device
         return Compact(split, joined)

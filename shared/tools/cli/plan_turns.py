@@ -1,6 +1,6 @@
-"""Where a plan turns: the nearest numbers of edges and of nodes with which another kernel or tile is chosen.
+"""The crossovers of a plan: the nearest numbers of edges and of nodes with which another kernel or tile is chosen.
 
-Plans are pure functions of sizes, so the sizes are found by asking for the plans of other graphs.
+Plans are pure functions of sizes, so crossovers are found by planning for graphs of other sizes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edgeless.tools.bench.plans import Sizes
 
 __all__ = ["Turn", "turns"]
 
-FARTHEST = 64  # times as many, or as few
+FARTHEST = 64  # sizes up to this factor are searched, in both directions
 _STEPS_OF_TWO = 4  # sizes that are tried between a number and twice as many
 _LAUNCH = re.compile(r"[;,] \d+ blocks( \(\d+ resident\))?")  # the grid, which follows the sizes
 
@@ -22,14 +22,14 @@ Plan = Callable[[Sizes], list[Step]]
 
 
 class Turn(NamedTuple):
-    """A size with which a step is another.
+    """A crossover: a size with which a step has another kernel or tile.
 
     Attributes:
         step: the index of the step in the plan.
         quantity: ``"edges"`` or ``"nodes"``.
         size: the nearest number of them with which ``then`` is chosen.
-        grows: whether it is larger than that of the graph.
-        then: the kernel and tile that are chosen there.
+        grows: whether the size is larger than the graph's.
+        then: the kernel and tile at that size.
     """
 
     step: int
@@ -44,11 +44,11 @@ class Turn(NamedTuple):
 
 
 def turns(plan: Plan, sizes: Sizes) -> list[Turn]:
-    """Returns the nearest turns of every step, for more and for fewer edges and nodes.
+    """Returns the nearest crossovers of every step, for more and for fewer edges and nodes.
 
     Args:
         plan: (sizes) -> the steps; pure.
-        sizes: those of the graph.
+        sizes: the sizes of the graph.
     """
     found = []
     for number in range(len(plan(sizes))):

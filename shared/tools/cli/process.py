@@ -1,4 +1,4 @@
-"""How a command ends when somebody else ends it: by a signal, or by closing the pipe that it writes to."""
+"""The end of a command by others: by a signal, or by closing the pipe that it writes to."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-PIPE_CLOSED = 128 + 13  # as the shell counts a process that SIGPIPE ended
+PIPE_CLOSED = 128 + 13  # the shell's exit status for a process that SIGPIPE ended
 
 
 class Terminated(BaseException):
-    """A signal asks the process to end; as an exception, so that children are ended and files closed on the way."""
+    """Raised by a signal to end the process, so that children are ended and files closed on the way."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -22,8 +22,8 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def signals_raise() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise :class:`Terminated`, where by default they leave children behind."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+    """Makes SIGTERM and SIGHUP raise :class:`Terminated` in the block. By default they would leave children behind."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
 
@@ -31,7 +31,7 @@ def signals_raise() -> Iterator[None]:
         raise Terminated(number)
 
     caught = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # One that is ignored, as under nohup, stays so.
+    # A signal that is ignored, as under nohup, stays ignored.
     before = {number: signal.signal(number, stop) for number in caught if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
@@ -41,9 +41,9 @@ def signals_raise() -> Iterator[None]:
 
 
 def end_after(wait: Callable[[], object]) -> None:
-    """Ends this process at once when ``wait``, which a thread of its own calls, returns: when its parent is gone, say.
+    """Ends this process when ``wait`` returns, which a separate thread calls: for example when the parent has ended.
 
-    A parent that is killed cannot end its children, and who measures or trains notices nothing of it.
+    A parent that is killed cannot end its children, which would go on measuring or training.
     """
 
     def end() -> None:
@@ -54,13 +54,13 @@ def end_after(wait: Callable[[], object]) -> None:
 
 
 def print_anything() -> None:
-    """Lets standard output and error print signs that their encoding lacks, as escapes."""
+    """Lets standard output and error print characters that their encoding lacks, as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def discard_output() -> None:
-    """What is still to be written to standard output goes nowhere: the interpreter would complain at its end."""
+    """Discards pending output, about which the interpreter would complain at its end."""
     with contextlib.suppress(OSError, AttributeError, ValueError):  # no file behind it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ class Relations(NamedTuple):
     Attributes:
         edge_type: ``[E]`` int64, below ``num_types``.
         num_types: R.
-        node_type: ``[N]`` int64, ascending: nodes of a type stand together.
+        node_type: ``[N]`` int64, ascending, so that nodes of a type are contiguous.
         num_node_types: T.
         ends: for every relation the types of its sources and of its destinations, (0, 0) where it has no edge.
     """
@@ -30,13 +30,13 @@ class Relations(NamedTuple):
     def of(
         cls, edge_index: Tensor, edge_type: Tensor, num_types: int, node_type: Tensor, num_node_types: int = 1
     ) -> Relations:
-        """The same with ``ends`` read from the edges ``[2, E]``."""
+        """Makes relations whose ``ends`` are read from the edges ``[2, E]``."""
         ends = torch.zeros(2, num_types, dtype=torch.int64, device=edge_index.device)
         ends[:, edge_type] = node_type[edge_index]
         return cls(edge_type, num_types, node_type, num_node_types, tuple(zip(*ends.tolist())))
 
     def to(self, device: torch.device) -> Relations:
-        """The same, with its tensors on ``device``."""
+        """A copy with its tensors on ``device``."""
         return self._replace(edge_type=self.edge_type.to(device), node_type=self.node_type.to(device))
 
     @property
@@ -52,10 +52,10 @@ class Relations(NamedTuple):
 
 
 class TypedInput:
-    """What a layer over relations is called with beside its features.
+    """The arguments of a layer over relations beside its features.
 
-    Features and results are lists, of a tensor for each type of nodes where the layer takes dictionaries and else of
-    one. ``rows`` are those of the results.
+    Features and results are lists: of a tensor for each node type if the layer takes dictionaries, else of one tensor.
+    ``rows`` are the numbers of rows of the results.
     """
 
     rows: list[int]
@@ -69,7 +69,7 @@ class TypedInput:
         raise NotImplementedError
 
     def renewed(self) -> TypedInput:
-        """The same in tensors and graphs of its own, which no layer has seen."""
+        """A copy in new tensors and graphs, for which no layer has cached anything."""
         raise NotImplementedError
 
     def __call__(self, layer: Any, x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class PygEdges(TypedInput):
         self.edges = (edge_index, of_edges)
 
     def renewed(self) -> PygEdges:
-        """With copies of the edges and what they have."""
+        """A copy with new tensors of edges and their types or features."""
         again = copy.copy(self)
         again.edges = tuple(part.clone() for part in self.edges)
         return again
@@ -100,8 +100,8 @@ class PygDictionaries(TypedInput):
     """``layer(x_dict, edge_index_dict)``.
 
     Args:
-        sizes: number of nodes by type, whose features stand in this order.
-        edges: of every type of the metadata, as PyG's loaders give them.
+        sizes: the number of nodes by type, in the order of their features.
+        edges: the edges of every type of the metadata, as PyG's loaders give them.
     """
 
     def __init__(self, sizes: dict[str, int], edges: dict[tuple[str, str, str], Tensor]):
@@ -126,7 +126,7 @@ class PygDictionaries(TypedInput):
         return list(x.split(list(self.sizes.values())))
 
     def renewed(self) -> PygDictionaries:
-        """With copies of the edges of every type."""
+        """A copy with new tensors of the edges of every type."""
         return PygDictionaries(self.sizes, {key: edges.clone() for key, edges in self.edges.items()})
 
     def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
@@ -150,7 +150,7 @@ class DGLBlock(TypedInput):
 class DGLEdges(TypedInput):
     """``layer(g, x, etype)``, or with the types of nodes before those of the edges.
 
-    Edges are sorted by type and the layer is told so, which is the stock layer's quickest way.
+    Edges are sorted by type and the layer is told so, which is the fastest case of the upstream layer.
     """
 
     def __init__(self, edge_index: Tensor, num_nodes: int, relations: Relations, with_nodes: bool):
@@ -163,7 +163,7 @@ class DGLEdges(TypedInput):
         self.types = (relations.node_type, edge_type) if with_nodes else (edge_type,)
 
     def renewed(self) -> DGLEdges:
-        """With a graph of the same edges, and copies of the types."""
+        """A copy with a new graph of the same edges, and new tensors of types."""
         again = copy.copy(self)
         again.graph = renewed_graph(self.graph)
         again.types = tuple(part.clone() for part in self.types)
@@ -175,7 +175,7 @@ class DGLEdges(TypedInput):
 
 
 def renewed_graph(graph: Any) -> Any:
-    """What a layer takes as its graph, an edge_index or a DGLGraph, in a tensor or object that no layer has seen."""
+    """A copy of a graph argument, an edge_index or a DGLGraph, for which no layer has cached anything."""
     if isinstance(graph, Tensor):
         return graph.clone()
     import dgl

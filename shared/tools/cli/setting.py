@@ -1,4 +1,4 @@
-"""What a figure was measured on, so that the file that holds it says enough to repeat the run."""
+"""The setting of a measurement, so that the file with its figures suffices to repeat the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def setting_of(args: argparse.Namespace, device: torch.device) -> dict:
     """Date, machine, versions and command line of a run, without the folders of this machine.
 
     Args:
-        args: of the command; ``args.argv`` is what was typed after ``python -m edgeless``.
+        args: the arguments of the command; ``args.argv`` are the words after ``python -m edgeless``.
     """
     options = {name: value for name, value in vars(args).items() if value is not None and name != "argv"}
     return {
@@ -58,7 +58,7 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's model name where the system tells it, else its kind."""
+    """The processor's model name if the system reports it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

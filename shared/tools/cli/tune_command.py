@@ -1,6 +1,6 @@
-"""The ``tune`` command: which engine is the fastest for sums and dot product attention over a graph.
+"""The ``tune`` command: finds the fastest engine for sums and dot product attention over a graph.
 
-``"auto"`` takes it from then on.
+Then ``"auto"`` chooses it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .files import OutputError
 from .options import check_count, check_room
 
 ATTENTION = "gt"
-SUMS = ("spmm_none", "spmm_both")  # which the same engine computes best: degrees are scales of nodes
+SUMS = ("spmm_none", "spmm_both")  # one engine is the best for both, since degrees are scales of nodes
 DEFAULT_OPS = ["spmm_none_F128"]
 _SIDES = {"by_dst": "forward", "by_src": "backward"}
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a table for each graph and case, and keeps what was decided."""
+    """Measures, prints a table for each graph and case, and writes the decisions."""
     if args.show:
         show()
         return 0
@@ -88,7 +88,7 @@ def _case(name: str, dtype: str) -> Case:
 
 
 def _shapes(case: Case, weighted: bool) -> list[Shape]:
-    """What is decided for a case."""
+    """The shapes for which a case decides the engine."""
     dtype = DTYPES[case.dtype]
     if case.op == ATTENTION:
         return [shape_of_dot(dtype, case.heads, case.channels, backward=backward) for backward in (False, True)]
@@ -139,7 +139,7 @@ def rows(entries: list[Entry]) -> list[list[str]]:
 
 
 def _pass_of(entry: Entry) -> str:
-    """Of attention, one side alone has decisions."""
+    """The pass of a decision; for attention only one side has decisions."""
     if entry["op"].startswith("dot_backward"):
         return "backward"
     return _SIDES.get(entry["side"], entry["side"])

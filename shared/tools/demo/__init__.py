@@ -1,1 +1,1 @@
-"""``python -m edgeless demo``: the same training, once with the stock layers and once with edgeless, side by side."""
+"""``python -m edgeless demo``: the same training, with the upstream layers and with edgeless, side by side."""

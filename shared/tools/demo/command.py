@@ -32,12 +32,12 @@ DEFAULTS["relational"] = (8, 4, 0.0, 0.01, 0.0, 20)
 DEFAULTS["wn18rr"] = (16, 4, 0.0, 0.01, 0.0, 10)
 DEFAULTS["molecules"] = (16, 4, 0.0, 0.005, 0.0, 10)
 SIZES = {"community": (12_000, 1_000_000), "relational": (6_000, 60_000)}  # nodes, edges
-OWN_EDGES = 200_000  # of a message function of one's own, which stock layers keep a dozen edge tensors for
+OWN_EDGES = 200_000  # edges for a user's message function, for which upstream layers keep a dozen edge tensors
 MOLECULES = 2_000
 MIN_MOLECULES = 8
-MIN_NODES = 160  # ten for each class of the community graph
+MIN_NODES = 160  # ten per class of the community graph
 SEEDS_WITH_DROPOUT = 3
-BUSY = 0.1  # of the median: a wider spread of epochs' times is said
+BUSY = 0.1  # fraction of the median; a wider spread of epochs' times is reported
 ACCURACIES = (("test accuracy", "test"), ("validation accuracy", "val"))
 RANKS = (("test MRR (filtered)", "test"), ("test hits@10", "hits"))
 
@@ -103,7 +103,7 @@ OPTIONS = {"hidden": int, "heads": int, "dropout": float, "lr": float, "weight_d
 
 
 def _data(args: argparse.Namespace) -> dict:
-    """Where the graph is from."""
+    """The source of the graph."""
     typed = DEMO_LAYERS[args.layer].types is not None
     if args.parts is not None and (typed or args.layer in GENERATED):
         kind = "over relations" if typed else "whose messages are generated"
@@ -129,7 +129,7 @@ def _data(args: argparse.Namespace) -> dict:
 
 
 def _molecules(args: argparse.Namespace) -> dict:
-    """Checks what goes with small graphs."""
+    """Checks the options for small graphs."""
     check_count("--molecules", args.molecules, least=MIN_MOLECULES)
     others = {"--dataset": args.dataset, "--npz": args.npz, "--nodes": args.nodes, "--edges": args.edges}
     for option, value in {**others, "--parts": args.parts}.items():
@@ -143,7 +143,7 @@ def _molecules(args: argparse.Namespace) -> dict:
 
 
 def configure(args: argparse.Namespace) -> dict:
-    """Turns the options into what the child processes take; raises UsageError for what does not fit together."""
+    """Makes the configuration of the child processes; raises UsageError for options that do not fit together."""
     if bool(args.dataset) != bool(args.root):
         raise UsageError("--dataset and --root go together: --dataset cora --root DIR")
     if args.dataset and args.npz:
@@ -153,12 +153,12 @@ def configure(args: argparse.Namespace) -> dict:
         check_count(f"--{name}", getattr(args, name))
     check_count("--parts", args.parts)
     check_count("--threads", args.threads, most=MOST_THREADS)
-    check_count("--edges", args.edges, least=2)  # an undirected one is two
+    check_count("--edges", args.edges, least=2)  # an undirected edge counts as two
     check_count("--nodes", args.nodes, least=MIN_NODES)
     check_count("--seed", args.seed, least=0)
-    check_real("--dropout", args.dropout, 0, 1)
-    check_real("--lr", args.lr, 0)
-    check_real("--weight-decay", args.weight_decay, 0)
+    check_real("--dropout", args.dropout, 1)
+    check_real("--lr", args.lr)
+    check_real("--weight-decay", args.weight_decay)
     config = {
         name: default if getattr(args, name) is None else getattr(args, name)
         for name, default in zip(OPTIONS, DEFAULTS[data["kind"]])
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
     if args.parts is not None:
         parts.check(args.parts)
         return parts.run(args, config, side_names(config)["stock"])
-    if config["layer"] in GENERATED:  # from the first step on, so that no step differs from the others
+    if config["layer"] in GENERATED:  # generated from the first step on, so that all steps are alike
         os.environ.setdefault("EDGELESS_GENERATE", "on")
         os.environ.setdefault("EDGELESS_COMPILE_WALKS", "now")
     data = load(config["data"])  # a bad file is reported before anything starts
@@ -238,7 +238,7 @@ def side_names(config: dict) -> dict[str, str]:
     """Side -> the heading of its column."""
     layer, _ = getattr(DEMO_LAYERS[config["layer"]], config["framework"])
     stock = {"pyg": "PyG", "dgl": "DGL"}[config["framework"]]
-    if config["layer"] in GENERATED:  # a class of the user's
+    if config["layer"] in GENERATED:  # a user's class
         layer = DEMO_LAYERS[config["layer"]].baseline
     return {"stock": f"{stock} {layer}", "edgeless": f"edgeless {layer}"}
 
@@ -255,7 +255,7 @@ def _change(stock: float, ours: float) -> str:
 
 
 def summary(stock: dict, ours: dict, scores: tuple[tuple[str, str], ...]) -> list[list[str]]:
-    """The rows of the table; ``scores`` are those of shares of one, (heading, name)."""
+    """The rows of the table; ``scores`` are (heading, name) of scores that are fractions."""
     rows = []
     for label, read, show in (
         (
@@ -277,7 +277,7 @@ def summary(stock: dict, ours: dict, scores: tuple[tuple[str, str], ...]) -> lis
 
 
 def notes(config: dict, sides: dict[str, dict]) -> list[str]:
-    """What a reader needs to judge the table."""
+    """The notes that a reader needs to judge the table."""
     lines = [
         "Same seed, graph and parameters; each side ran alone in a process of its own.",
         "Memory is counted above the state before the first epoch; scores are those of the last epoch.",

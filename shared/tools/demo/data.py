@@ -171,7 +171,7 @@ def read_npz(file: Path) -> NodeData:
 
 
 def is_symmetric(edge_index: Tensor, nodes: int) -> bool:
-    """Whether every edge has its reverse, as often; loops alone are no sign of it."""
+    """Returns whether every edge has its reverse, as often; loops alone are no sign of it."""
     src, dst = edge_index
     keys, reverse = (src * nodes + dst).sort().values, (dst * nodes + src).sort().values
     return bool((src != dst).any()) and torch.equal(keys, reverse)

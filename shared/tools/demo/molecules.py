@@ -1,6 +1,6 @@
-"""Small graphs in batches: how many chords a molecule has, as a class.
+"""Batches of small graphs: the number of chords of a molecule is its class.
 
-The stock side has PyG's loader and batches. Ours has those of :class:`edgeless.pyg.loader.PaddedLoader`, and
+The upstream side has PyG's loader and batches. Ours has those of :class:`edgeless.pyg.loader.PaddedLoader`, and
 :func:`edgeless.capture_step`, which replays steps on a GPU and runs them as they are written on the CPU.
 """
 
@@ -19,24 +19,24 @@ from .models import Net
 
 BATCH = 128
 MOST_CHORDS = 6
-ATOMS = (10, 31)  # from, to below
+ATOMS = (10, 31)  # least number, exclusive bound
 FEATURES = 8  # the first is the degree, the others are noise
 
 
 class MoleculeData(NamedTuple):
-    """PyG's ``Data`` with x, edge_index and y ``[1]``; a half is for training, a quarter each for the other two."""
+    """PyG's ``Data`` with x, edge_index and y ``[1]``; half for training, a quarter each for validation and test."""
 
     name: str
     graphs: list[Any]
 
     @property
     def num_nodes(self) -> int:
-        """Atoms of a batch, about."""
+        """The approximate number of atoms of a batch."""
         return BATCH * sum(ATOMS) // 2
 
     @property
     def size(self) -> str:
-        """For a heading."""
+        """The size as text for a heading."""
         return f"{len(self.graphs):,} graphs of {ATOMS[0]} to {ATOMS[1] - 1} nodes, batches of {BATCH}"
 
 
@@ -100,10 +100,10 @@ class Molecules:
             self.loader = PaddedLoader(training, BATCH, shuffle=True, device=device)
         else:
             self.loader = DataLoader(training, BATCH, shuffle=True)
-        self.step: Any = None  # of the network that is trained now
+        self.step: Any = None  # the captured step of the network that is being trained
 
     def toy(self) -> Molecules:
-        """The same on eight molecules."""
+        """The same task on eight molecules."""
         return Molecules(MoleculeData("toy", self.graphs[:8]), self.config, self.device)
 
     def net(self) -> torch.nn.Module:
@@ -143,7 +143,7 @@ class Molecules:
         return step
 
     def scores(self, net: torch.nn.Module) -> dict[str, float]:
-        """Shares of the molecules that are classified right."""
+        """The fractions of molecules that are classified right."""
         return {"val": self._right(net, self.val), "test": self._right(net, self.test)}
 
     def _right(self, net: torch.nn.Module, loader: Any) -> float:

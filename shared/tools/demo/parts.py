@@ -26,11 +26,11 @@ from .data import NodeData
 from .models import Net
 from .train import load
 
-TIMEOUT = 3600.0  # the others wait while the first process trains the stock layers alone
+TIMEOUT = 3600.0  # seconds; other processes wait while the first one trains the upstream layers alone
 
 
 def check(parts: int) -> None:
-    """Raises UsageError unless the processes that torchrun started can share so many parts."""
+    """Raises UsageError unless the processes that torchrun started can share this number of parts."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     if parts % processes:
         raise UsageError(f"--parts {parts}: the {processes} processes must divide it")
@@ -39,7 +39,7 @@ def check(parts: int) -> None:
 
 
 def run(args: argparse.Namespace, config: dict, stock_name: str) -> int:
-    """Trains on all processes, the stock layers before that on the first one alone; the first prints the table."""
+    """Trains on all processes, the upstream layers before that on the first one alone; the first prints the table."""
     device = ed.init("cuda" if config["device"].startswith("cuda") else "cpu", timeout=TIMEOUT)
     if dist.is_initialized() and device.type == "cpu" and args.threads is None:
         torch.set_num_threads(max(1, config["threads"] // dist.get_world_size()))
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace, config: dict, stock_name: str) -> int:
 
 def _partition(data: NodeData, args: argparse.Namespace, config: dict, folder: str) -> None:
     edge_index = data.edge_index
-    if config["framework"] == "dgl" and LAYERS[config["layer"]].self_loops:  # which PyG's layer adds itself
+    if config["framework"] == "dgl" and LAYERS[config["layer"]].self_loops:  # PyG's layer adds them itself
         edge_index = Graph.from_edge_index(edge_index, len(data.x), len(data.x)).with_self_loops().edge_index()
     ed.partition(edge_index, len(data.x), args.parts, folder, method=args.partition, node_data=_node_data(data))
 
@@ -98,7 +98,7 @@ def _node_data(data: NodeData) -> dict:
 
 
 def _stock(config: dict, name: str):
-    """What the stock layers do on one process; None where they run out of memory."""
+    """The result of the upstream layers on one process; None if they run out of memory."""
     with progress() as add:
         advance = add(name, config["epochs"])
         try:

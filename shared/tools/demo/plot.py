@@ -1,4 +1,4 @@
-"""Draws what the demo's table says."""
+"""Draws the figures of the demo's table."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from edgeless.tools.cli.relations import Relations
 
 from .data import NodeData
 
-NODE_TYPES = 3  # half of the nodes are of the first type, which has the labels that are learnt
+NODE_TYPES = 3  # the first type has half of the nodes, and the labels
 
 
 def relational_graph(
@@ -25,12 +25,12 @@ def relational_graph(
     num_features: int = 32,
     seed: int = 0,
 ) -> NodeData:
-    """A graph whose labels can be told from its edges by one who knows their relations.
+    """A graph whose labels follow from its edges together with their relations.
 
     Every relation has a shift: seven of ten of its edges lead from a node of class c to one of class c plus the shift,
-    the others anywhere. Over all relations the shifts cancel out, so neighbours say little to a layer that does not
-    tell relations apart. A relation's sources are of one type of nodes and its destinations of one, and the second half
-    of the relations is the first turned round. The features are a class centre under heavy noise. The same seed gives
+    the others anywhere. Over all relations the shifts cancel out, so neighbours give little information to a layer that
+    ignores relations. A relation's sources are of one type of nodes and its destinations of one, and the second half of
+    the relations is the reverse of the first. The features are a class centre under heavy noise. The same seed gives
     the same graph on every machine.
 
     Args:
@@ -41,7 +41,7 @@ def relational_graph(
         seed: draws everything.
     """
     rng = np.random.default_rng(seed)
-    first = np.array([0, num_nodes // 2, num_nodes * 3 // 4, num_nodes])  # of the nodes of a type
+    first = np.array([0, num_nodes // 2, num_nodes * 3 // 4, num_nodes])  # the first node of each type
     node_type = np.repeat(np.arange(NODE_TYPES), np.diff(first))
     label = rng.permutation(num_nodes) % num_classes
     group = node_type * num_classes + label
@@ -57,7 +57,8 @@ def relational_graph(
         return (low + rng.random(pairs) * (high - low)).astype(np.int64)
 
     kind = src_type[relation]
-    src = (first[kind] + rng.random(pairs) ** 2 * np.diff(first)[kind]).astype(np.int64)  # some more often than others
+    # Some nodes more often than others.
+    src = (first[kind] + rng.random(pairs) ** 2 * np.diff(first)[kind]).astype(np.int64)
     kind = dst_type[relation]
     wanted = kind * num_classes + (label[src] + shift[relation]) % num_classes
     fitting = members[draw(first_member[wanted], first_member[wanted + 1])]
@@ -83,7 +84,7 @@ def relational_graph(
 class LinkData(NamedTuple):
     """Triples (head, relation, tail), ``[T, 3]`` int64 each.
 
-    The graph's edges are the training triples, in both directions: relation r turned round is ``num_relations + r``.
+    The graph's edges are the training triples, in both directions: the reverse of relation r is ``num_relations + r``.
     """
 
     name: str
@@ -95,7 +96,7 @@ class LinkData(NamedTuple):
 
     @property
     def size(self) -> str:
-        """For a heading."""
+        """The size as text for a heading."""
         edges, relations = 2 * len(self.train), 2 * self.num_relations
         return f"{self.num_nodes:,} nodes, {edges:,} edges, {relations} relations"
 

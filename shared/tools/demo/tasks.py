@@ -1,4 +1,4 @@
-"""What is trained for: the classes of nodes, or which triples hold."""
+"""The tasks of the demo: classes of nodes, or prediction of triples."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .data import NodeData
 from .models import Net
 from .relational import LinkData
 
-SCORED = 20_000  # triples of a step, and as many that are made up
+SCORED = 20_000  # triples per step, and as many negative ones
 RANKED = 256  # triples that are ranked at once
 
 
 class FullBatch:
-    """A step of the optimizer is an epoch."""
+    """A task whose epoch is one step of the optimizer."""
 
     def loss(self, net: torch.nn.Module, epoch: int) -> Tensor:
-        """What is trained for."""
+        """The loss of an epoch."""
         raise NotImplementedError
 
     def epoch(self, net: torch.nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> float:
@@ -44,12 +44,12 @@ class Classes(FullBatch):
         )
         self.relations = data.relations and data.relations.to(device)
         self.graph = make_input(config["layer"], config["framework"], edge_index, data.num_nodes, self.relations)
-        if width := DEMO_LAYERS[config["layer"]].edge_features:  # drawn, the same ones on both sides
+        if width := DEMO_LAYERS[config["layer"]].edge_features:  # random features, the same on both sides
             edge_attr = torch.randn(edge_index.size(1), width, generator=torch.Generator().manual_seed(0))
             self.graph = PygEdges(edge_index, data.num_nodes, edge_attr.to(device))
 
     def toy(self) -> Classes:
-        """The same on three nodes, as wide as the task itself: what is generated is compiled for a width."""
+        """The same task on three nodes with the same width, since generated code is compiled for a width."""
         edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
         y, chosen, zeros = self.y[:3].cpu(), torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)
         relations = self.relations and Relations.of(edge_index, zeros, 1, zeros)
@@ -67,7 +67,7 @@ class Classes(FullBatch):
         return F.cross_entropy(net(self.x, self.graph)[self.train], self.y[self.train])
 
     def scores(self, net: torch.nn.Module) -> dict[str, float]:
-        """Shares of the nodes that are classified right."""
+        """The fractions of nodes that are classified right."""
         right = (net(self.x, self.graph).argmax(1) == self.y).float()
         return {"val": right[self.val].mean().item(), "test": right[self.test].mean().item()}
 
@@ -105,7 +105,7 @@ class Links(FullBatch):
         self.graph = make_input(layer, framework, edge_index.to(device), data.num_nodes, self.relations)
 
     def toy(self) -> Links:
-        """The same on three nodes."""
+        """The same task on three nodes."""
         triples = torch.tensor([[0, 0, 1], [1, 0, 2]])
         return Links(LinkData("toy", 3, 1, triples, triples, triples), self.config, self.device)
 
@@ -114,7 +114,7 @@ class Links(FullBatch):
         return LinkNet(self.config, self.data.num_nodes, self.data.num_relations, self.relations).to(self.device)
 
     def loss(self, net: LinkNet, epoch: int) -> Tensor:
-        """The loss of some triples, which are drawn by the number of the epoch."""
+        """The loss of random triples, drawn with the epoch as seed."""
         draw = torch.Generator().manual_seed(epoch)
         true = self.data.train[torch.randint(len(self.data.train), (SCORED,), generator=draw)]
         false = true.clone()
@@ -128,7 +128,7 @@ class Links(FullBatch):
         )
 
     def scores(self, net: LinkNet) -> dict[str, float]:
-        """Mean reciprocal rank, and the share of ranks up to 10."""
+        """The mean reciprocal rank, and the fraction of ranks up to 10."""
         rows = net(self.graph)
         known = torch.cat([self.data.train, self.data.val, self.data.test]).to(self.device)
         test = self.data.test.to(self.device)

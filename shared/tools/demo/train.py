@@ -1,4 +1,4 @@
-"""One side of the demo: trains in a process of its own and sends what it measured to the parent."""
+"""One side of the demo: trains in a process of its own and sends its measurements to the parent."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def run(config: dict) -> None:
         net = task.net()
         return net, torch.optim.Adam(net.parameters(), lr=config["lr"], weight_decay=config["weight_decay"])
 
-    # What loads at the first step (the optimizer's imports, thread pools, the kernels of a GPU) belongs to neither
-    # side's training: one step on a graph of three nodes brings it in.
+    # Loading at the first step (the optimizer's imports, thread pools, the kernels of a GPU) is no part of the
+    # training: a step on a graph of three nodes does it before.
     toy = task.toy()
     toy.epoch(*new(toy, 0), 0)
 
     runs, seconds, peak = [], [], 0
-    with edgeless.backend("fused" if side == "edgeless" else "auto"):  # never a stock layer under our name
+    with edgeless.backend("fused" if side == "edgeless" else "auto"):  # so that no upstream layer runs under our name
         for seed in range(config["seed"], config["seed"] + config["seeds"]):
             net, optimizer = new(task, seed)
             losses = []
