@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from edgeless.checks import compiling
 from edgeless.choices.backends import current_backend
 from edgeless.layers.call_errors import add_call
-from edgeless.layers.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock
+from edgeless.layers.calls import OF_PROGRAMS, REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock
 from edgeless.programs import EDGE, Refused, worth
 from edgeless.programs.layers import OFF, compiling_at_once, generate_choice, refuse_modes
 
@@ -32,7 +32,7 @@ _refused: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictio
 
 def run(layer, method, args: tuple, kwargs: dict) -> Any:
     if compiling():
-        note_trace(type(layer), False)
+        note_trace(type(layer), False, OF_PROGRAMS)
         return method(*args, **kwargs)
     graph = next((a for a in (*args, *kwargs.values()) if isinstance(a, DGLGraph)), None)
     if graph is None:

@@ -13,7 +13,7 @@ from torch_geometric import EdgeIndex
 from edgeless.checks import compiling
 from edgeless.choices.backends import current_backend
 from edgeless.layers.call_errors import add_call
-from edgeless.layers.calls import REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock
+from edgeless.layers.calls import OF_PROGRAMS, REFERENCE, looks_ahead, note_trace, ran_generated, ran_stock
 from edgeless.programs import ProgramCache, Refused, worth
 from edgeless.programs.layers import (
     OFF,
@@ -80,7 +80,7 @@ def _run_alone(layer, step: str, names, edge_index, args: tuple, kwargs: dict, s
             return results(layer, tensors, program, values)
     method = stock_step(layer, step)
     if compiling():
-        note_trace(type(layer), False)
+        note_trace(type(layer), False, OF_PROGRAMS)
         return method(layer, edge_index, *args, **kwargs)
     if _is_tiny(edge_index):
         ran_stock(type(layer), layer, (worth.OF_TINY,))
@@ -157,7 +157,7 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs, *, def
     choice = generate_choice()
     if choice == "auto" and isinstance(edge_index, Tensor) and edge_index.layout is torch.strided:
         worth.refuse_small(edge_index.size(-1), kwargs, edge_index.device, width)
-    _check_state(layer, step, choice)
+    check_state(layer, step, choice)
     if args:
         if len(args) != 1 or method is not ORIGINAL[step]:
             raise Refused(f"{step}() is called with arguments by position")
@@ -214,7 +214,7 @@ def run_call(
     """
     choice, num_edges = generate_choice(), edge_index.size(1)
     if step == "forward":
-        _check_state(layer, step, choice)
+        check_state(layer, step, choice)
     if choice == "auto":
         worth.refuse_small(num_edges, kwargs, edge_index.device, width)
     if num_edges < 1:
@@ -296,7 +296,7 @@ def may_run_again(recalled: Recalled, graph, tensors: list[Tensor], kwargs: dict
     return True
 
 
-def _check_state(layer, step: str, choice: str) -> None:
+def check_state(layer, step: str, choice: str) -> None:
     """Refuses a call because of the layer's state or torch's modes."""
     if choice == "off":
         raise Refused(OFF)

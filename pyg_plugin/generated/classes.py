@@ -14,7 +14,7 @@ from edgeless.checks import compiling
 from edgeless.programs.layers import GeneratedClasses, GeneratedMixin, generate_choice
 
 from ..conv import Scriptable
-from . import edge_values, forwards, known_forwards
+from . import edge_values, forwards, known_forwards, part_calls
 from .calls import run_step
 from .stock_steps import ORIGINAL, keep_stock_steps, overrides, updates_edges
 
@@ -22,25 +22,29 @@ from .stock_steps import ORIGINAL, keep_stock_steps, overrides, updates_edges
 class GeneratedLayer(GeneratedMixin, Scriptable):
     """Mixin of layers whose messages the generator runs; it precedes the layer's class and has no state."""
 
-    _runs_generated = True
+    _runs_generated = _runs_on_parts = True
     _no_calls = "it does not propagate messages by itself"
 
     def __call__(self, *args, **kwargs):
+        if part_calls.has_part(args, kwargs):
+            return part_calls.call(self, super().__call__, args, kwargs)
         if not updates_edges(self) or compiling():
             return super().__call__(*args, **kwargs)
         return edge_values.call(self, super().__call__, args, kwargs)
 
     @staticmethod
     def _class_of(base: type) -> type:
-        return generated_class(base)
+        return _completed_class(base)
 
     def propagate(self, edge_index, *args, **kwargs):
         """The upstream method's result, without an edge tensor where a program can compute it."""
-        return run_step(self, "propagate", self._user_args, edge_index, args, kwargs)
+        run = part_calls.run if type(edge_index) in part_calls.KINDS else run_step
+        return run(self, "propagate", self._user_args, edge_index, args, kwargs)
 
     def edge_updater(self, edge_index, *args, **kwargs):
         """The upstream method's result. No other tensor by edge is allocated where a program can run."""
-        return run_step(self, "edge_updater", self._edge_user_args, edge_index, args, kwargs)
+        run = part_calls.run if type(edge_index) in part_calls.KINDS else run_step
+        return run(self, "edge_updater", self._edge_user_args, edge_index, args, kwargs)
 
     def forward(self, *args, **kwargs):
         """The upstream forward. Where it runs as a program, its edge tensors are not allocated."""
@@ -49,6 +53,8 @@ class GeneratedLayer(GeneratedMixin, Scriptable):
         return forwards.run(self, super().forward, args, kwargs)
 
     def _recorded_calls(self, inputs: tuple, kwargs: dict) -> list:
+        if part_calls.has_part(inputs, kwargs):
+            return part_calls.recorded(self, inputs, kwargs)
         calls = super()._recorded_calls(inputs, kwargs)
         if updates_edges(self):  # a call knows the width of the propagate() before, so the second one decides
             calls = super()._recorded_calls(inputs, kwargs)
@@ -124,7 +130,15 @@ def class_to_swap(cls: type) -> Optional[type]:
     ours = hasattr(cls, "_fusion_refusals") or issubclass(cls, GeneratedLayer)
     if ours or generate_choice() == "off" or any(overrides(cls, step) for step in ORIGINAL):
         return None
-    return generated_class(cls)
+    return _completed_class(cls)
+
+
+def _completed_class(base: type) -> type:
+    """The generated class for an instance of ``base`` that was made: torch.compile's tracer cannot complete a class."""
+    cls = generated_class(base)
+    if "_stock_steps_of" not in vars(cls):
+        keep_stock_steps(cls, base)
+    return cls
 
 
 def _scriptable(cls: type) -> type:

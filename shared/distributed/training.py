@@ -173,11 +173,12 @@ def refusals(model: nn.Module) -> list[str]:
         cls, place = type(module), f"{name or 'the model'} is a {type(module).__name__}"
         if cls.__module__.split(".")[0] not in _FRAMEWORKS and not hasattr(module, "_fusion_refusals"):
             continue
+        runs = hasattr(module, "_fusion_refusals") or getattr(module, "_runs_on_parts", False)
         if cls.__name__ in _OVER_ALL_NODES["norm"] or getattr(module, "mode", None) == "graph":
             found.append(f"{place}, which normalises over all nodes and would see those of one process only")
         elif cls.__name__ in _OVER_ALL_NODES["pool"] or cls.__name__ in _OVER_ALL_NODES["glob"]:
             found.append(f"{place}, which pools over all nodes and would see those of one process only")
-        elif not hasattr(module, "_fusion_refusals") and any(is_layer(module) for is_layer in FAMILIES.values()):
+        elif not runs and any(is_layer(module) for is_layer in FAMILIES.values()):
             found.append(
                 f"{place}, which edgeless has no fused layer for, or which edgeless.accelerate has not swapped"
             )

@@ -27,6 +27,7 @@ from .explanation import Explanation, Printed
 MOST_REASONS = 20  # counted for one layer; reasons may name sizes, so their number has no bound
 OTHER = "other reasons"
 TRACED = "torch.compile traced it, and edgeless.explain says why"
+OF_PROGRAMS = "torch.compile or torch.export traced it, and into a compiled model go the stock layer's ops"
 REFERENCE = 'edgeless.backend("reference") is in force'
 
 _logger = logging.getLogger("edgeless")
@@ -116,9 +117,9 @@ def ran_stock(key: Any, layer: Any, reasons: Sequence[str]) -> None:
 
 
 @constant
-def note_trace(key: Any, fused: bool) -> None:
+def note_trace(key: Any, fused: bool, why: str = TRACED) -> None:
     """Counts a call that is being traced: Dynamo calls this function while it traces, and compiles none of it."""
-    _count(key, "traced" if fused else "stock", "" if fused else TRACED)
+    _count(key, "traced" if fused else "stock", "" if fused else why)
 
 
 @contextmanager

@@ -72,11 +72,11 @@ def check_derivative(derivative: Derivative, program: Program, arguments: Sequen
     """
     one_set = program.sizes.one_set
     sizes, generator = Sizes(*(_ONE_SET if one_set else _SIZES)), torch.Generator().manual_seed(21)
-    ends = _sample_ends(sizes, generator, loops=not one_set)  # the length of a self loop has no second derivative
+    ends = sample_ends(sizes, generator, loops=not one_set)  # the length of a self loop has no second derivative
     graph = Graph.from_edge_index(ends if program.receiving == 1 else ends.flip(0), *_node_counts(sizes, program))
     with torch.random.fork_rng(devices=()), in_double(program), in_double(derivative), keeping_examples():
         for own in (True, False):
-            tensors = [_sample(a, sizes, generator, own) for a in arguments[FIRST:]]
+            tensors = [sample(a, sizes, generator, own) for a in arguments[FIRST:]]
             ours, theirs = ([ends, ends[0], _seed(), *(t.clone() for t in tensors)] for _ in range(2))
             for each in (ours, theirs):
                 for position in derivative.wanted:
@@ -124,11 +124,11 @@ def _compare_gradients(derivative: Derivative, ours: tuple, theirs: tuple, gener
 
 def _check_on(program: Program, function: Callable, arguments: Sequence[Argument], sizes: Sizes, loops: bool) -> None:
     generator = torch.Generator().manual_seed(20)
-    ends = _sample_ends(sizes, generator, loops)
+    ends = sample_ends(sizes, generator, loops)
     graph = Graph.from_edge_index(ends if program.receiving == 1 else ends.flip(0), *_node_counts(sizes, program))
     with torch.random.fork_rng(devices=()), torch.enable_grad(), in_double(program), keeping_examples():
         for own in (True, False):
-            tensors = [_sample(a, sizes, generator, own) for a in arguments[FIRST:]]
+            tensors = [sample(a, sizes, generator, own) for a in arguments[FIRST:]]
             _compare(program, function, sizes, ends, graph, arguments[FIRST:], tensors, generator)
 
 
@@ -140,13 +140,13 @@ def _node_counts(sizes: Sizes, program: Program) -> tuple[int, int]:
 def _change_by_order(program: Program, function: Callable, arguments: Sequence[Argument], sizes: Sizes) -> float:
     """The change of the function's own gradients, relative by norm, if the sample's edges come in another order."""
     generator = torch.Generator().manual_seed(20)
-    ends = _sample_ends(sizes, generator, loops=True)
+    ends = sample_ends(sizes, generator, loops=True)
     order = torch.randperm(sizes.edges, generator=generator)
     wanted = [p for p in program.wanted if arguments[p].space.kind != EDGE]
     most = 0.0
     with torch.random.fork_rng(devices=()), torch.enable_grad():
         for own in (True, False):
-            given = [_sample(a, sizes, generator, own) for a in arguments[FIRST:]]
+            given = [sample(a, sizes, generator, own) for a in arguments[FIRST:]]
             found = []
             for edges in (torch.arange(sizes.edges), order):
                 tensors = [
@@ -164,7 +164,7 @@ def _change_by_order(program: Program, function: Callable, arguments: Sequence[A
     return most
 
 
-def _sample_ends(sizes: Sizes, generator, loops: bool) -> Tensor:
+def sample_ends(sizes: Sizes, generator, loops: bool) -> Tensor:
     """Draws edges, with multi-edges, self loops if possible, and a node without edges at each end. The last nodes have
     edges.
 
@@ -183,7 +183,7 @@ def _sample_ends(sizes: Sizes, generator, loops: bool) -> Tensor:
     return ends
 
 
-def _sample(argument: Argument, sizes: Sizes, generator, own: bool) -> Tensor:
+def sample(argument: Argument, sizes: Sizes, generator, own: bool) -> Tensor:
     """A sample of an argument: rows of its own tensor, or random numbers."""
     value, space = argument.value.detach(), argument.space
     if space.rows:

@@ -118,10 +118,16 @@ def value_key(value: Any, depth: int = 0) -> Hashable:
 
 
 def function_key(function: types.FunctionType, depth: int = 0) -> Hashable:
-    """A key of a function: itself, what it closes over, its defaults and the globals that it reads."""
+    """A key of a function: its code, what it closes over, its defaults and the globals that it reads.
+
+    A function that a forward defines is another object at each call, of the same code.
+    """
     contents = _cells_key(function, depth)
-    note("attribute", function, "__defaults__", function.__defaults__)
-    return Same(function), contents, value_key(function.__defaults__, depth + 1), _watched(function, depth)
+    for name in ("__code__", "__defaults__", "__kwdefaults__"):
+        note("attribute", function, name, getattr(function, name))
+    itself = Same(function) if vars(function) else (Same(function.__code__), Same(function.__globals__))
+    defaults = value_key((function.__defaults__, function.__kwdefaults__), depth + 1)
+    return itself, contents, defaults, _watched(function, depth)
 
 
 def _cells_key(function: types.FunctionType, depth: int) -> Hashable:

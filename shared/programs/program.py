@@ -43,6 +43,7 @@ class Program:
         arguments: the arguments without their contents.
         given: nodes whose values are given besides the arguments; only the gradients of a program have some.
         derivatives: its gradients as programs, or the reason why there are none, by the requested gradients.
+        parts: itself over parts of graphs, or the reason why it does not run there, by what travels between processes.
         draws, needs_last, least_edges, written: as in :class:`edgeless.programs.front.tracing.Traced`.
         notes: descriptions of what the passes did.
         form: a value that the caller keeps with the program.
@@ -72,6 +73,7 @@ class Program:
         add_values(self.module, arguments, self.sizes)
         infer.annotate(self.module, arguments)
         self.derivatives: dict[tuple, Program | str] = {}
+        self.parts: dict[tuple, Program | str] = {}
         self._complete(infer, arguments)
 
     def _complete(self, infer: Inference, arguments: list[Argument], given: Sequence[Node] = ()) -> None:

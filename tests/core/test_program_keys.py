@@ -107,3 +107,49 @@ def test_nobody_gets_anothers_program(monkeypatch):
     keys = Keys(monkeypatch, depths=(1, 2, 0, 0, 0, 0))
     assert_nobody_gets_anothers(USERS, PROGRAMS)
     assert not keys.never_alone(), "no two users differ in these fields alone"
+
+
+def inline(factor, power=1):
+    """A function of its own at each call, of the same code."""
+
+    def message(x, y, *, more=0.5):
+        return (x * y) ** power * factor + more
+
+    return message
+
+
+def test_functions_of_the_same_code_share_a_program():
+    PROGRAMS.clear()
+    before, (x, y, _) = PROGRAMS.traces, ROWS
+
+    def run(message):
+        return functional.message_passing(ACROSS, message, src=x, dst=y)
+
+    def by_hand(factor, power, more):
+        source, destination = ACROSS.edge_index()
+        messages = (x[source] * y[destination]) ** power * factor + more
+        return torch.zeros(9, 3).index_add(0, destination, messages)
+
+    for factor, power, more in (
+        (2.0, 1, 0.5),
+        (2.0, 1, 0.5),
+        (3.0, 1, 0.5),
+        (2.0, 2, 0.5),
+        (2.0, 1, 1.5),
+        (2.0, 1, 0.5),
+    ):
+        message = inline(factor, power)
+        if more != 0.5:
+            message.__kwdefaults__ = {"more": more}
+        torch.testing.assert_close(run(message), by_hand(factor, power, more))
+    assert PROGRAMS.traces - before == 4
+
+
+def test_attributes_of_a_function_make_it_another():
+    PROGRAMS.clear()
+    before = PROGRAMS.traces
+    for number in (1.0, 2.0):
+        message = inline(2.0)
+        message.number = number
+        functional.message_passing(ACROSS, message, src=ROWS[0], dst=ROWS[1])
+    assert PROGRAMS.traces - before == 2

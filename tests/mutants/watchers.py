@@ -18,6 +18,7 @@ _EVERY_DGL = "dgl/test_dgl_random*.py dgl/test_dgl_parity.py dgl/test_dgl_layer.
 
 # Pattern of the source's path -> patterns of tests.
 WATCHERS = [
+    ("shared/programs/parts.py", "pyg/test_generated_parts.py"),
     ("shared/programs/front/in_place.py", "pyg/test_generated_edge_updates.py dgl/test_dgl_generated*.py"),
     (
         "shared/programs/*.py",
@@ -25,6 +26,7 @@ WATCHERS = [
         "core/test_attention_programs.py",
     ),
     ("shared/functional/message_passing.py", "core/test_message_passing.py core/test_program_keys.py"),
+    ("pyg_plugin/generated/part_calls.py", "pyg/test_generated_parts.py"),
     ("pyg_plugin/generated/edge_values.py", "pyg/test_generated_edge_updates.py"),
     ("pyg_plugin/generated/plain_edges.py", "pyg/test_generated_layers.py pyg/test_generated_edge_updates.py"),
     ("pyg_plugin/generated/forwards.py", "pyg/test_generated_forwards.py pyg/test_generated_layers.py"),

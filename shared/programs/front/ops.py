@@ -139,10 +139,11 @@ def without_edges(x: Tensor, graph: Graph, receiving: bool, dim: int) -> Tensor:
         return None if lacks.is_cpu and not bool(lacks.any()) else lacks  # on a GPU the check would wait
 
     lacks = graph.format(("lack edges", receiving), build)
-    return x if lacks is None else _zeroed(x, lacks, dim)
+    return x if lacks is None else zeroed(x, lacks, dim)
 
 
-def _zeroed(x: Tensor, lacks: Tensor, dim: int) -> Tensor:
+def zeroed(x: Tensor, lacks: Tensor, dim: int) -> Tensor:
+    """``x`` with zeros in the rows that ``lacks``, a bool for each node, marks."""
     count, shape = lacks.numel(), list(x.shape)
     if shape[dim] != count:  # a view has joined the rows with another dimension
         lacks = lacks.view(count, 1).expand(count, shape[dim] // count).reshape(-1)
@@ -151,7 +152,7 @@ def _zeroed(x: Tensor, lacks: Tensor, dim: int) -> Tensor:
 
 def _whole_with_edges(x, ends, end, dim, nodes):
     lacks = torch.ones(nodes, dtype=torch.bool, device=x.device)
-    return _zeroed(x, lacks.index_fill(0, ends[end].long(), False), dim)
+    return zeroed(x, lacks.index_fill(0, ends[end].long(), False), dim)
 
 
 def _whole_gather(x, ends, end, dim):

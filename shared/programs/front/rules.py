@@ -22,7 +22,7 @@ from .spaces import EDGE, Argument, Refused, Sizes, Space
 
 RULES: dict[str, Callable] = {}
 
-_FACTORIES = {
+FACTORIES = {
     *("new_zeros", "new_ones", "new_full", "new_empty", "zeros", "ones", "full", "empty", "scalar_tensor", "arange"),
     *("zeros_like", "ones_like", "full_like", "empty_like", "new_empty_strided", "empty_strided"),
 }
@@ -170,7 +170,7 @@ class Inference:
             self.refuse(node, f"{name} is no op of ATen")
         if torch.Tag.nondeterministic_seeded in target.tags:
             self.refuse(node, f"{name} draws random numbers, and only dropout over edges is supported")
-        if name in _FACTORIES:
+        if name in FACTORIES:
             return self._factory(node, name)
         if name in RULES and (found := RULES[name](self, node)) is not None:
             return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -200,9 +200,15 @@ def trace_gradients(
     for node in traced.graph.nodes:
         if node.target is ops.stop:
             node.target = aten.detach.default
-        elif node.target in _RESHAPES and -1 in node.args[1]:  # ambiguous for a graph without edges
-            node.args = (node.args[0], list(node.meta["val"].shape))
+    close_shapes(traced.graph.nodes)
     return traced, list(depends), list(differentiable)
+
+
+def close_shapes(nodes: Iterable[Node]) -> None:
+    """Writes the extent that a view leaves open, which no rows at all do not tell."""
+    for node in nodes:
+        if node.target in _RESHAPES and -1 in node.args[1]:
+            node.args = (node.args[0], list(node.meta["val"].shape))
 
 
 def _writes_in_place(node: Node) -> bool:
