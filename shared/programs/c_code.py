@@ -17,8 +17,9 @@ import torch
 from .affine import Var
 from .c_driver import driver_text, parts_of
 from .c_prelude import prelude
-from .c_products import Product, product_of, product_text, total_text
+from .c_products import Product, product_text, single_products, total_text
 from .c_types import bytes_of, literal, memory_type, scalar_type, suffix
+from .c_vectors import Vectors, accumulated, combined, levels_of, vectors_of
 from .items import NotLowered, Operand
 from .loops import Accumulate, Arranged, Buffer, DrawLoop, EdgeResult, Fold, Let, Loop, Statement, Store, TotalArray
 from .ops import tolerance
@@ -56,20 +57,21 @@ class CText:
     parts: int = 1
 
 
-def c_code(arranged: Arranged, wide: bool) -> CText:
+def c_code(arranged: Arranged, wide: bool, vector: int = 32) -> CText:
     """Writes a walk.
 
     Args:
         wide: whether ids are int64, else int32.
+        vector: the bytes of a vector: 16, 32 or 64.
     Raises:
         NotLowered: it has a dtype or a size that is not supported.
     """
-    return _Writer(arranged, wide).run()
+    return _Writer(arranged, wide, vector).run()
 
 
 class _Writer:
-    def __init__(self, arranged: Arranged, wide: bool):
-        self.arranged, self.wide = arranged, wide
+    def __init__(self, arranged: Arranged, wide: bool, vector: int):
+        self.arranged, self.wide, self.vector = arranged, wide, vector
         self.lines: list[str] = []
         self.depth = 1
         self.operands = {operand: f"x{i}" for i, operand in enumerate(arranged.operands)}
@@ -90,7 +92,7 @@ class _Writer:
             offset += 2 * ((bytes_of(total.array.dtype) * total.array.numel + 63) // 64 * 64)
         body = self.part(offsets, offset)
         ids = f"typedef {'long' if self.wide else 'int'} el_index;"
-        text = "\n".join([prelude(), ids, *body, *driver_text(offsets, offset, 3 + len(self.pointers()))])
+        text = "\n".join([prelude(self.vector), ids, *body, *driver_text(offsets, offset, 3 + len(self.pointers()))])
         return CText(text + "\n", self.arranged, parts_of(offset) * offset, parts_of(offset))
 
     # Text -----------------------------------------------------------------------------------------------------------
@@ -239,13 +241,22 @@ class _Writer:
         if isinstance(statement, DrawLoop):
             self.draw(statement)
             return
-        product = product_of(statement)
-        if product is not None and self.product(statement, product):
+        products = single_products(statement, self.vector) if self.on_edges(statement) else None
+        texts = [self.product(*each) for each in products or ()]
+        if texts and all(texts):
+            for line in (line for text in texts for line in text):
+                self.line(line)
             return
-        on_edges = self.on_edges(statement)
+        on_edges, start = self.on_edges(statement), 0
+        vectors = vectors_of(statement, self.vector)
+        if vectors is not None:
+            self.vectors(vectors, on_edges)
+            start = vectors.extent
+            if start == vectors.along.extent:
+                return
         if on_edges:
             self.begin("for (int s = 0; s < u; ++s)")
-        self.loop(statement)
+        self.loop(statement, start)
         if on_edges:
             self.end()
 
@@ -253,22 +264,16 @@ class _Writer:
         end = loop.ends[0]
         return not (isinstance(end, Store) and isinstance(end.into, Buffer) and end.into.scope == "row")
 
-    def product(self, loop: Loop, product: Product) -> bool:
-        """A product by vectors."""
-        if not self.on_edges(loop):
-            return False
+    def product(self, loop: Loop, product: Product) -> list[str]:
+        """A product by vectors, or nothing."""
         end = loop.ends[0]
-        vector = "el_vf" if product.dtype is torch.float32 else "el_vd"
-        common = {"left": lambda s, i: self.at(product.left, i, s), "right": lambda s, i: self.at(product.right, i, s)}
+        left = lambda s, i: self.at(product.left, i, s)  # noqa: E731
+        right = lambda s, i: self.at(product.right, i, s)  # noqa: E731
         if isinstance(end, Store) and isinstance(end.into, Buffer):
-            text = product_text(loop, product, vector, self.tile, into=lambda s, i: self.at(end.into, i, s), **common)
-        elif isinstance(end, Accumulate) and isinstance(end.into, TotalArray) and end.dynamic is None:
-            text = total_text(loop, product, vector, into=end.into.array.name, **common)
-        else:
-            return False
-        for line in text:
-            self.line(line)
-        return True
+            return product_text(loop, product, self.tile, lambda s, i: self.at(end.into, i, s), left, right)
+        if isinstance(end, Accumulate) and isinstance(end.into, TotalArray) and end.dynamic is None:
+            return total_text(loop, product, end.into.array.name, left, right)
+        return []
 
     def draw(self, statement: DrawLoop) -> None:
         draw, into = statement.draw, statement.into
@@ -297,17 +302,60 @@ class _Writer:
             return f"{name}_i[{index}]"
         return f"({name} + {'j' if memory.kind == 'near' else 'id'}[{s}] * {memory.numel})[{index}]"
 
-    def loop(self, loop: Loop) -> None:
+    def vectors(self, vectors: Vectors, on_edges: bool) -> None:
+        """The whole vectors of a loop."""
+        loop, along, kind = vectors.loop, vectors.along, vectors.kind
+        inside = on_edges and vectors.edges_inside
+        if on_edges and not inside:
+            self.begin("for (int s = 0; s < u; ++s)")
+        for depth, level in enumerate(vectors.levels[:-1]):
+            for let in () if inside else level:
+                self.let(let)
+            v = loop.vars[depth]
+            step = f"{v.name} += {vectors.width}" if v is along else f"++{v.name}"
+            self.begin(f"for (long {v.name} = 0; {v.name} < {vectors.extent if v is along else v.extent}; {step})")
+        lets = [let for level in vectors.levels for let in level] if inside else vectors.levels[-1]
+        varies = vectors.varies() if inside else set()
+        for let in lets:
+            if inside and let.name not in varies:
+                self.vector_let(vectors, let)
+        sums = [end for end in loop.ends if isinstance(end, Accumulate)]
+        kept = inside and len({accumulated(end) for end in sums}) == len(sums)
+        places = {id(end): f"*({kind} *)&{accumulated(end)}[{end.index.text()}]" for end in sums}
+        for n, end in enumerate(sums) if kept else ():
+            self.line(f"{kind} sum{n} = {places[id(end)]};")
+        if inside:
+            self.begin("for (int s = 0; s < u; ++s)")
+        for let in lets:
+            if not inside or let.name in varies:
+                self.vector_let(vectors, let)
+        for end in loop.ends:
+            if isinstance(end, Store):
+                self.line(f"*({kind} *)&{self.at(end.into, end.index.text())} = {vectors.value(end.value)};")
+            else:
+                into = f"sum{sums.index(end)}" if kept else places[id(end)]
+                self.line(f"{into} = {combined(end, into, vectors)};")
+        if inside:
+            self.end()
+        for n, end in enumerate(sums) if kept else ():
+            self.line(f"{places[id(end)]} = sum{n};")
+        for _ in loop.vars:
+            self.end()
+        if on_edges and not inside:
+            self.end()
+
+    def vector_let(self, vectors: Vectors, let: Let) -> None:
+        if let.name not in vectors.inner:
+            self.let(let)
+        elif let.op == "load":
+            self.line(f"const {vectors.kind} {let.name} = *(const {vectors.kind} *)&{self.expression(let)};")
+        else:
+            self.line(f"const {vectors.type_of(let)} {let.name} = {vectors.expression(let)};")
+
+    def loop(self, loop: Loop, start: int = 0) -> None:
+        """A loop over elements, of the last variable from ``start``."""
         order = [*loop.vars, *loop.reduced]
-        place = {v: d for d, v in enumerate(order)}
-        depths: dict[str, int] = {}
-        levels: list[list[Let]] = [[] for _ in range(len(order) + 1)]
-        for let in loop.body:
-            needs = [place[v] + 1 for v in let.index.variables]
-            needs += [depths[a] for a in let.args if isinstance(a, str) and a in depths]
-            needs += [depths[let.dynamic.name]] if let.dynamic else []
-            depths[let.name] = max(needs, default=0)
-            levels[depths[let.name]].append(let)
+        levels = levels_of(loop)
         kept, kind = len(loop.vars), ""
         if loop.reduced:
             dtype = next(let.dtype for let in loop.body if let.name == loop.value)
@@ -317,7 +365,8 @@ class _Writer:
                 v = order[depth - 1]
                 if depth == len(order) and v.extent > 1:
                     self.pragma(loop, v)
-                self.begin(f"for (long {v.name} = 0; {v.name} < {v.extent}; ++{v.name})")
+                first = start if depth == len(loop.vars) else 0
+                self.begin(f"for (long {v.name} = {first}; {v.name} < {v.extent}; ++{v.name})")
             for let in levels[depth]:
                 self.let(let)
             if loop.reduced and depth == kept:
