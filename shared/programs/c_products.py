@@ -104,9 +104,7 @@ def _blocks(product: Product, most: int) -> list[tuple[list[int], list[int]]]:
     return blocks
 
 
-def product_text(
-    loop: Loop, product: Product, tile: int, into: Callable, left: Callable, right: Callable
-) -> list[str]:
+def product_text(loop: Loop, product: Product, tile: int, into: Callable, left: Callable, right: Callable) -> list[str]:
     """A product of each edge's item, reduced over the loop's reduced variables and stored.
 
     Args:

@@ -25,7 +25,12 @@ _TEXTS = {
     "abs": "fabs{m}({0})",
     "max": "el_where{m}(({0} > {1}) | ({0} != {0}), {0}, {1})",
     "min": "el_where{m}(({0} < {1}) | ({0} != {0}), {0}, {1})",
-    **{name: f"{{0}} {sign} {{1}}" for name, sign in dict(lt="<", le="<=", gt=">", ge=">=", eq="==", ne="!=").items()},
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
     "and": "{0} & {1}",
     "or": "{0} | {1}",
     "xor": "{0} ^ {1}",
@@ -39,6 +44,7 @@ _TEXTS = {
 }
 _CHOICES = {torch.bool: "(({0} & {1}) | (~{0} & {2}))"}
 _CHEAP = ("number", "edge", "load", "cast", "neg", "add", "sub", "mul")
+_STREAMED = 128  # bytes of a row
 _MOST_GUARDED = 80.0  # below which exp is finite in float32
 
 
@@ -153,9 +159,9 @@ class Vectors:
                 return f"el_sigmoid{self.mark}({self.value(x.args[0])})"
         if let.op == "div" and self.lets[let.args[0]].op == "mul":  # g * exp(x) / (exp(x) + 1)
             power, product = self._exp_plus_one(let.args[1]), self.lets[let.args[0]]
-            if power is not None and product.args[1] == power.name and self._is_guarded(let, power.args[0]):
-                if len(self.users[power.name]) == 2 and len(self.users[product.name]) == 1:
-                    return f"{self.value(product.args[0])} * el_sigmoid{self.mark}({self.value(power.args[0])})"
+            same = power is not None and product.args[1] == power.name and len(self.users[product.name]) == 1
+            if same and len(self.users[power.name]) == 2 and self._is_guarded(let, power.args[0]):
+                return f"{self.value(product.args[0])} * el_sigmoid{self.mark}({self.value(power.args[0])})"
         if let.op == "log1p" and self.lets[let.args[0]].op == "exp" and len(self.users[let.args[0]]) == 1:
             x = self.lets[let.args[0]].args[0]
             if self._is_guarded(let, x):
@@ -203,7 +209,14 @@ def vectors_of(loop: Loop, size: int) -> Optional[Vectors]:
     if not all(_takes(end, along, dtype, lets) for end in loop.ends):
         return None
     cheap = all(let.op in _CHEAP for level in levels[:-1] for let in level)
-    return Vectors(loop, dtype, along, width, levels, cheap)
+    memory = [let.args[0] for let in levels[-1] if let.op == "load"] + [end.into for end in loop.ends]
+    return Vectors(loop, dtype, along, width, levels, cheap and not any(map(_is_streamed, memory)))
+
+
+def _is_streamed(memory: Any) -> bool:
+    """Whether wide rows by edge are read or written, which take the fewest pages and lines one after the other."""
+    by_edge = isinstance(memory, EdgeResult) or (isinstance(memory, Operand) and memory.kind == "edge")
+    return by_edge and memory.numel * bytes_of(memory.dtype) >= _STREAMED
 
 
 def _fits(let: Let, along: Var, dtype: torch.dtype, lets: dict[str, Let]) -> bool:

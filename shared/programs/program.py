@@ -17,6 +17,7 @@ from . import index_rules, ops, view_rules  # noqa: F401  registers rules
 from .autograd import Run, as_traced
 from .blocks import Interpreter, call_whole
 from .kept_sums import use_kept_sums
+from .own_factors import keep_own_sums
 from .passes import rewrite
 from .recording import Ops
 from .rules import Inference, name_of, shape_of, space_of, value_of
@@ -115,7 +116,15 @@ class Program:
         infer.annotate(joint, [*arguments, *cotangents])
         _name_arguments(joint, [*arguments, *cotangents])
         pairs = dict(zip(results[first:last], candidates))
-        set_outputs(joint, results[last:])
+        on_cpu = all(node.meta["val"].device.type == "cpu" for node in self.outputs)  # elsewhere it was not measured
+        if on_cpu and not self.is_gradient:
+            sums = keep_own_sums(joint, results[last:], self.module, len(arguments), self.receiving)
+            if sums:
+                self.notes.append("sums of its gradients are kept by the forward")
+                pairs |= sums
+                infer.annotate(self.module, arguments)
+                infer.annotate(joint, [*arguments, *cotangents])
+        set_outputs(joint, outputs_of(joint)[last:])
         alive = set(joint.graph.nodes)
         given = [node for node in pairs if node in alive and node.op == "call_function"]
         self.backward_plan = schedule(joint, self.sizes, self.receiving, given)
