@@ -17,9 +17,18 @@ import torch
 from .affine import Var
 from .c_driver import driver_text, parts_of
 from .c_prelude import prelude
-from .c_products import Product, product_text, single_products, total_text
+from .c_products import (
+    Product,
+    is_listed,
+    listed_product_text,
+    listed_total_text,
+    product_text,
+    single_products,
+    total_text,
+)
 from .c_types import bytes_of, literal, memory_type, scalar_type, suffix
 from .c_vectors import Vectors, accumulated, combined, levels_of, vectors_of
+from .c_winners import TEXT, finite_text, is_for_equals, list_text, written
 from .items import NotLowered, Operand
 from .loops import Accumulate, Arranged, Buffer, DrawLoop, EdgeResult, Fold, Let, Loop, Statement, Store, TotalArray
 from .ops import tolerance
@@ -75,6 +84,8 @@ class _Writer:
         self.lines: list[str] = []
         self.depth = 1
         self.operands = {operand: f"x{i}" for i, operand in enumerate(arranged.operands)}
+        self.winners = arranged.winners
+        self.sparse = [b for b in arranged.buffers if b.sparse and b.scope == "edge"] if self.winners else []
         self.results = {result: f"r{i}" for i, result in enumerate(arranged.by_edge)}
         self.folds = [fold for each in arranged.passes for fold in each.folds]
         per_edge = sum(b.numel * bytes_of(b.dtype) for b in arranged.buffers if b.scope == "edge")
@@ -92,7 +103,11 @@ class _Writer:
             offset += 2 * ((bytes_of(total.array.dtype) * total.array.numel + 63) // 64 * 64)
         body = self.part(offsets, offset)
         ids = f"typedef {'long' if self.wide else 'int'} el_index;"
-        text = "\n".join([prelude(self.vector), ids, *body, *driver_text(offsets, offset, 3 + len(self.pointers()))])
+        head, dense = [prelude(self.vector), ids], "1"
+        if self.winners:
+            places = {name: place for name, _, place in self.pointers()}
+            head, dense = [*head, TEXT, *finite_text(self.arranged, self.operands, places)], "!el_finite(P, N)"
+        text = "\n".join([*head, *body, *driver_text(offsets, offset, 3 + len(self.pointers()), dense)])
         return CText(text + "\n", self.arranged, parts_of(offset) * offset, parts_of(offset))
 
     # Text -----------------------------------------------------------------------------------------------------------
@@ -111,7 +126,7 @@ class _Writer:
     # One part of the rows -------------------------------------------------------------------------------------------
 
     def part(self, offsets: dict, size: int) -> list[str]:
-        self.lines = ["static int el_part(void **P, const long *N, long first, long last, char *W) {"]
+        self.lines = ["static int el_part(void **P, const long *N, long first, long last, char *W, const int dense) {"]
         self.line("const long n_source = N[1], n_destination = N[2], n_edge = N[3]; int bad = 0; long since = 0;")
         self.line("const long *ptr = P[0]; const el_index *near_ = P[1], *ids = P[2];")
         for name, what, operand in self.pointers():
@@ -127,6 +142,8 @@ class _Writer:
             if b.scope == "edge":
                 self.line(f"{kind} {b.name}[{self.tile}][{b.numel}] __attribute__((aligned(64)));")
                 self.line(f"memset({b.name}, 0, sizeof {b.name});")
+                if b in self.sparse:
+                    self.line(f"int {b.name}_n[{self.tile}], {b.name}_k[{self.tile}][{b.numel + 1}];")
             elif b.scope in ("row", "fold"):
                 self.line(f"{kind} {b.name}[{b.numel}] __attribute__((aligned(64)));")
         for fold in self.folds:
@@ -178,20 +195,57 @@ class _Writer:
 
     def edges(self, statements: list[Statement], first: bool) -> None:
         """A pass over the edges of a row."""
-        self.begin(f"for (long p0 = begin; p0 < end; p0 += {self.tile})")
-        self.line(f"const int u = end - p0 < {self.tile} ? (int)(end - p0) : {self.tile};")
-        self.line(f"long j[{self.tile}], id[{self.tile}];")
-        self.begin(f"for (int s = 0; s < {self.tile}; ++s)")  # those beyond the end repeat the last edge
-        self.line("const long p = p0 + (s < u ? s : u - 1); j[s] = near_[p]; id[s] = ids ? ids[p] : p;")
-        self.end()
-        if first:
+        if self.winners:
+            self.winning_edges()
+        else:
+            self.begin(f"for (long p0 = begin; p0 < end; p0 += {self.tile})")
+            self.line(f"const int u = end - p0 < {self.tile} ? (int)(end - p0) : {self.tile};")
+            self.line(f"long j[{self.tile}], id[{self.tile}];")
+            self.begin(f"for (int s = 0; s < {self.tile}; ++s)")  # those beyond the end repeat the last edge
+            self.line("const long p = p0 + (s < u ? s : u - 1); j[s] = near_[p]; id[s] = ids ? ids[p] : p;")
+            self.end()
+        if first and not self.winners:
             self.prefetch()
         for statement in statements:
-            self.statement(statement)
+            self.edge_statement(statement, statements)
         if self.arranged.totals:
             self.line("since += u;")
             self.flush(f"since >= {_FLUSH}")
         self.end()
+
+    def winning_edges(self) -> None:
+        """Begins a loop over tiles of the edges that matter."""
+        self.begin("for (long p0 = begin; p0 < end;)")
+        self.line(f"long j[{self.tile}], id[{self.tile}]; int u = 0, several = dense;")
+        self.begin(f"for (; p0 < end && u < {self.tile}; ++p0)")
+        self.line("int wins = dense; const long next = p0 + 16 < n_edge ? p0 + 16 : p0;")
+        self.line("j[u] = near_[p0]; id[u] = ids ? ids[p0] : p0;")
+        near = [o for o in self.operands if o.kind == "near"]
+        for operand in (o for o in near if o in self.winners):
+            self.fetch(self.operands[operand], "(long)near_[next]", operand, 0)
+        for operand in self.winners:
+            self.line(f"wins |= el_wins(&{self.at(operand, '0', 'u')}, id[u], {operand.numel});")
+        self.line("several |= wins >> 1;")
+        self.begin("if (wins)")
+        for operand in (o for o in near if o not in self.winners):
+            self.fetch(self.operands[operand], "j[u]", operand, 0)
+        self.line("++u;")
+        self.end()
+        self.end()
+        self.line("if (!u) break;")
+        self.line(f"for (int s = u; s < {self.tile}; ++s) j[s] = j[u - 1], id[s] = id[u - 1];")
+
+    def edge_statement(self, statement: Statement, statements: list[Statement]) -> None:
+        """A statement of an edge; of winning edges some are computed seldom, or for few elements."""
+        into = written(statement) if self.winners else []
+        seldom = bool(into) and all(is_for_equals(b, statements, self.winners) for b in into)
+        if seldom:
+            self.begin("if (several)")
+        self.statement(statement)
+        if seldom:
+            self.end()
+        for line in (line for b in into if b in self.sparse for line in list_text(b)):
+            self.line(line)
 
     def prefetch(self) -> None:
         """Fetches what edges further on will read and write at places of their own."""
@@ -202,11 +256,15 @@ class _Writer:
         if not rows:
             return
         self.begin(f"for (long p = p0 + {_AHEAD}; p < p0 + {_AHEAD + self.tile} && p < n_edge; ++p)")
-        for name, place, of, writes in rows:
-            size = of.numel * bytes_of(of.dtype)
-            for k in range(min((size + 63) // 64, _MOST_LINES)):
-                self.line(f"__builtin_prefetch((const char *){name} + {place} * {size} + {64 * k}, {writes});")
+        for each in rows:
+            self.fetch(*each)
         self.end()
+
+    def fetch(self, name: str, place: str, of: Union[Operand, EdgeResult], writes: int) -> None:
+        """Fetches a row, or its first lines."""
+        size = of.numel * bytes_of(of.dtype)
+        for k in range(min((size + 63) // 64, _MOST_LINES)):
+            self.line(f"__builtin_prefetch((const char *){name} + {place} * {size} + {64 * k}, {writes});")
 
     # Folds ----------------------------------------------------------------------------------------------------------
 
@@ -270,8 +328,13 @@ class _Writer:
         left = lambda s, i: self.at(product.left, i, s)  # noqa: E731
         right = lambda s, i: self.at(product.right, i, s)  # noqa: E731
         if isinstance(end, Store) and isinstance(end.into, Buffer):
-            return product_text(loop, product, self.tile, lambda s, i: self.at(end.into, i, s), left, right)
+            into = lambda s, i: self.at(end.into, i, s)  # noqa: E731
+            if product.left in self.sparse and is_listed(loop, product):
+                return listed_product_text(loop, product, into, right)
+            return product_text(loop, product, self.tile, into, left, right)
         if isinstance(end, Accumulate) and isinstance(end.into, TotalArray) and end.dynamic is None:
+            if product.left in self.sparse and is_listed(loop, product):
+                return listed_total_text(loop, product, end.into.array.name, right)
             return total_text(loop, product, end.into.array.name, left, right)
         return []
 

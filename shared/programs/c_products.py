@@ -175,6 +175,49 @@ def total_text(loop: Loop, product: Product, into: str, left: Callable, right: C
     return lines
 
 
+def is_listed(loop: Loop, product: Product) -> bool:
+    """Whether a product goes over all elements of its left operand, once, and over one more variable."""
+    others = [v for v in (*loop.vars, *loop.reduced) if v is not product.along]
+    if [v.extent for v in others] != [product.left.numel]:
+        return False
+    return product.left_index == Index.of(others[0])
+
+
+def listed_product_text(loop: Loop, product: Product, into: Callable, right: Callable) -> list[str]:
+    """A product of each edge's item that has few elements, which are listed; see ``list_text`` of ``c_winners``."""
+    name, (each,), index = product.left.name, loop.reduced, loop.ends[0].index
+    lines = []
+    for vectors, singles in _blocks(product, _SUMS[product.size]):
+        of, columns = (product.vector, vectors) if vectors else (scalar_type(product.dtype), singles)
+        cast = f"*({product.vector} *)&" if vectors else ""
+        lines.append("for (int s = 0; s < u; ++s) {")
+        lines.append(f"  {of} " + ", ".join(f"a{c} = {{0}}" for c in range(len(columns))) + ";")
+        lines.append(f"  for (int q = 0; q < {name}_n[s]; ++q) {{")
+        lines.append(f"    const long {each.name} = {name}_k[s][q];")
+        for c, start in enumerate(columns):
+            place = right("s", _plus(product.right_index, product.along, start))
+            lines.append(f"    a{c} += {name}[s][{each.name}] * ({cast}{place});")
+        lines.append("  }")
+        for c, start in enumerate(columns):
+            lines.append(f"  {cast}{into('s', _plus(index, product.along, start))} = a{c};")
+        lines.append("}")
+    return lines
+
+
+def listed_total_text(loop: Loop, product: Product, into: str, right: Callable) -> list[str]:
+    """A product of two items, the left one as above, added to a sum over all edges."""
+    name, each, index = product.left.name, loop.vars[0], loop.ends[0].index
+    lines = [f"for (int s = 0; s < u; ++s) for (int q = 0; q < {name}_n[s]; ++q) {{"]
+    lines.append(f"  const long {each.name} = {name}_k[s][q];")
+    for vectors, singles in _blocks(product, _SUMS[product.size]):
+        cast = f"*({product.vector} *)&" if vectors else ""
+        for start in vectors or singles:
+            place = right("s", _plus(product.right_index, product.along, start))
+            to = f"{cast}{into}[{_plus(index, product.along, start)}]"
+            lines.append(f"  {to} += {name}[s][{each.name}] * ({cast}{place});")
+    return [*lines, "}"]
+
+
 def _moved(index: Index, rows: Optional[Var], step: int) -> Index:
     return index if rows is None else index + stride_of(index, rows) * step
 

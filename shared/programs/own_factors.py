@@ -76,7 +76,7 @@ class _Splitting:
         if not ours or (not others and any(is_total(n) or space_of(n).kind == EDGE for n in everything)):
             return {}
         pairs = [(fold, self._split(fold.args[0]) if self._is_plain(fold) else None) for fold in ours]
-        if any(found is None or not self._is_early(found.rest) for _, found in pairs):
+        if any(found is None or found.rest is None or not self._is_early(found.rest) for _, found in pairs):
             return {}
         return {inner: copy for fold, found in pairs for inner, copy in [self._replace(fold, found)]}
 
@@ -135,19 +135,15 @@ class _Splitting:
         if name == "mul" and len(args) == 2 and all(isinstance(a, Node) for a in args):
             late, other = args if args[0] in self.late else args[::-1]
             return self._times(node, late, other)
-        if name == "div" and len(args) == 2 and isinstance(args[1], Node) and args[1] not in self.late:
-            found = self._below(node, args[0])
-            return None if found is None else self._with(found, node, aten.div.Tensor, self._rest(found, node), args[1])
-        if name == "neg":
-            found = self._below(node, args[0])
-            return None if found is None else self._with(found, node, aten.neg.default, self._rest(found, node))
-        if name in (*_SMOOTH, *_MASKS) and not any(a in self.late for a in args[1:]):
-            found = self._below(node, args[0])
-            if found is None:
-                return None
-            found.masked |= name in _MASKS
-            return self._with(found, node, node.target, self._rest(found, node), *args[1:], **node.kwargs)
-        return None
+        linear = name == "neg" or (name == "div" and len(args) == 2 and not node.kwargs) or name in (*_SMOOTH, *_MASKS)
+        if not linear or any(isinstance(a, Node) and a in self.late for a in args[1:]):
+            return None
+        found = self._below(node, args[0])
+        rest = None if found is None else self._rest(found, node)
+        if rest is None:
+            return None
+        found.masked |= name in _MASKS
+        return self._with(found, node, node.target, rest, *args[1:], **node.kwargs)
 
     def _times(self, node: Node, late: Node, other: Node) -> Optional[_Product]:
         if other in self.late or shape_of(other) != shape_of(node):
@@ -163,10 +159,12 @@ class _Splitting:
             return None
         return self._split(part) if value_of(part).dtype is value_of(node).dtype else None
 
-    def _rest(self, found: _Product, like: Node) -> Node:
+    def _rest(self, found: _Product, node: Node) -> Optional[Node]:
+        """The rest of an operand of a node, which may be 1 in the shape of another operand."""
         if found.rest is None:
-            like = next(a for a in [*like.args, like] if isinstance(a, Node) and a not in self.late)
-            found.rest = self._call(aten.full_like.default, like, like, 1)
+            same = [a for a in node.args[1:] if isinstance(a, Node) and shape_of(a) == shape_of(node)]
+            if same and value_of(same[0]).dtype is value_of(node).dtype:
+                found.rest = self._call(aten.full_like.default, node, same[0], 1)
         return found.rest
 
     def _with(self, found: _Product, node: Node, target, *args, **kwargs) -> _Product:
@@ -174,7 +172,7 @@ class _Splitting:
 
     def _call(self, target, like: Node, *args, **kwargs) -> Node:
         """A new node of the joint graph, behind its operands, with the space and the stand-in of another."""
-        operands = [a for a in args if isinstance(a, Node)]
+        operands = [a for a in args if isinstance(a, Node)]  # no later than the node itself
         place = {node: i for i, node in enumerate(self.joint.graph.nodes)}
         with self.joint.graph.inserting_after(max(operands, key=place.__getitem__)):
             made = self.joint.graph.call_function(target, args, kwargs)
@@ -185,12 +183,9 @@ class _Splitting:
 
     def _replace(self, fold: Node, found: _Product) -> tuple[Node, Node]:
         """Puts a product of the row in place of a sum; returns the inner sum and the forward's copy of it."""
-        rest = found.rest
-        if rest is None:
-            rest = self._call(aten.full_like.default, fold.args[0], fold.args[0], 1)
         own, nodes = found.own, shape_of(found.own)[0]
         with self.joint.graph.inserting_before(fold):
-            inner = self.joint.graph.call_function(fold.target, (rest, *fold.args[1:]))
+            inner = self.joint.graph.call_function(fold.target, (found.rest, *fold.args[1:]))
             # The gradient of a row without edges must not matter, even if it is not finite.
             own = self.joint.graph.call_function(ops.rows_with_edges, (own, self.ends, self.receiving, 0, nodes))
             total = self.joint.graph.call_function(aten.mul.Tensor, (own, inner))
