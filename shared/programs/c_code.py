@@ -137,6 +137,9 @@ class _Writer:
             self.line(f"{kind} *{name} = ({kind} *)(W + {offset}), *{name}_all = ({kind} *)(W + {offset + step});")
         if size:
             self.line(f"memset(W, 0, {size});")
+        for result, name in self.results.items():
+            size = result.numel * bytes_of(result.dtype)
+            self.line(f"const int {name}_streams = el_streams({name}, n_edge * {size});")
         for b in self.arranged.buffers:
             kind = memory_type(b.dtype)
             if b.scope == "edge":
@@ -167,6 +170,8 @@ class _Writer:
                 self.statement(statement)
         self.end()
         self.flush("1")
+        if self.results:
+            self.line("EL_FENCE();")
         self.line("return bad;")
         self.lines.append("}")
         return self.lines
@@ -256,8 +261,12 @@ class _Writer:
         if not rows:
             return
         self.begin(f"for (long p = p0 + {_AHEAD}; p < p0 + {_AHEAD + self.tile} && p < n_edge; ++p)")
-        for each in rows:
-            self.fetch(*each)
+        for name, place, of, writes in rows:
+            if writes:
+                self.line(f"if (!{name}_streams) {{")
+            self.fetch(name, place, of, writes)
+            if writes:
+                self.line("}")
         self.end()
 
     def fetch(self, name: str, place: str, of: Union[Operand, EdgeResult], writes: int) -> None:
@@ -394,7 +403,11 @@ class _Writer:
                 self.vector_let(vectors, let)
         for end in loop.ends:
             if isinstance(end, Store):
-                self.line(f"*({kind} *)&{self.at(end.into, end.index.text())} = {vectors.value(end.value)};")
+                at, value = f"&{self.at(end.into, end.index.text())}", vectors.value(end.value)
+                if self.streams(end, vectors):
+                    self.line(f"if ({self.results[end.into]}_streams) EL_STREAM({at}, {value});")
+                    self.line("else")
+                self.line(f"*({kind} *){at} = {value};")
             else:
                 into = f"sum{sums.index(end)}" if kept else places[id(end)]
                 self.line(f"{into} = {combined(end, into, vectors)};")
@@ -406,6 +419,12 @@ class _Writer:
             self.end()
         if on_edges and not inside:
             self.end()
+
+    def streams(self, end: Store, vectors: Vectors) -> bool:
+        """Whether the vectors that a loop stores are whole lines of a result by edge."""
+        lines = [end.index.const, *(f for v, f in end.index.terms if v is not vectors.along), end.into.numel]
+        whole = vectors.along.extent == vectors.extent and self.vector == 64
+        return whole and isinstance(end.into, EdgeResult) and not any(n % vectors.width for n in lines)
 
     def vector_let(self, vectors: Vectors, let: Let) -> None:
         if let.name not in vectors.inner:

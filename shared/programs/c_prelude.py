@@ -24,6 +24,18 @@ typedef long el_vl __attribute__((vector_size({bytes}), aligned(8), may_alias));
 #define EL_AVX512
 #endif
 """
+# Results larger than the caches are written past them, whole lines at a time: they need not be read for that.
+_STREAMS = """
+#if defined(EL_AVX512) && !defined(__clang__)
+#define EL_STREAM(at, value) __builtin_ia32_movntps512((float *)(at), (el_vf)(value))
+#define EL_FENCE() __builtin_ia32_sfence()
+EL_INLINE int el_streams(const void *at, long bytes) { return ((unsigned long)at & 63) == 0 && bytes > 32l << 20; }
+#else
+#define EL_STREAM(at, value)
+#define EL_FENCE()
+EL_INLINE int el_streams(const void *at, long bytes) { return 0; }
+#endif
+"""
 _PHILOX = """
 static void el_philox(unsigned long seed, unsigned long id, unsigned long group, unsigned long *out) {
   const unsigned long mask = 0xFFFFFFFFul;
@@ -234,4 +246,4 @@ def prelude(vector: int) -> str:
     Args:
         vector: the bytes of a vector.
     """
-    return _TYPES.format(bytes=vector) + _PHILOX + _functions(True) + _functions(False)
+    return _TYPES.format(bytes=vector) + _STREAMS + _PHILOX + _functions(True) + _functions(False)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Union
 
+import torch
+
 from .items import Operand
 from .loops import Arranged, Buffer, DrawLoop, Let, Loop, Statement
 
@@ -41,11 +43,11 @@ def finite_text(arranged: Arranged, names: dict[Operand, str], places: dict[str,
         places: of the names among the pointers.
     """
     rows = {"own": "N[0] * ", "near": "(N[1] + N[2] - N[0]) * ", "param": ""}
-    tests = [
-        f"el_finite_{'f' if operand.dtype.itemsize == 4 else 'd'}(P[{places[name]}], {rows[operand.kind]}{operand.numel})"
-        for operand, name in names.items()
-        if operand.dtype.is_floating_point
-    ]
+    tests = []
+    for operand, name in names.items():
+        if operand.dtype.is_floating_point:
+            suffix = "f" if operand.dtype is torch.float32 else "d"
+            tests.append(f"el_finite_{suffix}(P[{places[name]}], {rows[operand.kind]}{operand.numel})")
     return ["static int el_finite(void **P, const long *N) {", f"  return {' && '.join(tests) or '1'};", "}"]
 
 

@@ -305,7 +305,9 @@ class _Lowering:
         return Total(node, shape, dtype, rest, index)
 
 
-_LINEAR = ("neg", "t", "transpose", "view", "_unsafe_view", "unsqueeze", "squeeze", "expand", "sum", "threshold_backward")
+_LINEAR = (
+    *("neg", "t", "transpose", "view", "_unsafe_view", "unsqueeze", "squeeze", "expand", "sum", "threshold_backward"),
+)
 
 
 def vanish_with(shares: list[Node], walk: Walk) -> bool:

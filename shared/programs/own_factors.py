@@ -135,7 +135,13 @@ class _Splitting:
         if name == "mul" and len(args) == 2 and all(isinstance(a, Node) for a in args):
             late, other = args if args[0] in self.late else args[::-1]
             return self._times(node, late, other)
-        linear = name == "neg" or (name == "div" and len(args) == 2 and not node.kwargs) or name in (*_SMOOTH, *_MASKS)
+        if name in ("add", "sub") and all(isinstance(a, Node) for a in args) and not node.kwargs:
+            one, other = (self._below(node, a) for a in args)
+            if one is None or other is None or one.own is not other.own or None in (one.rest, other.rest):
+                return None
+            one.masked |= other.masked
+            return self._with(one, node, node.target, one.rest, other.rest)
+        linear = name in ("neg", *_SMOOTH, *_MASKS) or (name in ("mul", "div") and len(args) == 2 and not node.kwargs)
         if not linear or any(isinstance(a, Node) and a in self.late for a in args[1:]):
             return None
         found = self._below(node, args[0])

@@ -53,7 +53,7 @@ def test_a_linear_map_goes_to_the_nodes():
     assert program.notes == ["a linear map is split, 2 of 2 parts on nodes", kept]
     text = program.text()
     assert "x: node [4] float64" in text and "walk by destination: gathers" in text and "backward:" in text
-    assert "computes add, relu; keeps" in text
+    assert "computes add, relu, full_like, threshold_backward; keeps" in text
     check(program, linear, args, True)
 
 
