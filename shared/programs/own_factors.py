@@ -20,6 +20,7 @@ from .rules import name_of, shape_of, space_of, value_of
 from .schedule import is_fold, is_total
 from .spaces import EDGE
 
+DEVICES = ("cpu",)  # where it was measured
 aten = torch.ops.aten
 # Ops that are linear in their first operand; those of the second kind may be 0 where an infinite gradient stays 0.
 _SMOOTH = ("sigmoid_backward", "tanh_backward", "softplus_backward", "silu_backward", "gelu_backward")

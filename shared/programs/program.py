@@ -13,11 +13,10 @@ from torch.fx import Node
 
 from ..functional.dropout import seed_tensor
 from ..graph.handle import Graph
-from . import index_rules, ops, view_rules  # noqa: F401  registers rules
+from . import index_rules, ops, own_factors, view_rules  # noqa: F401  registers rules
 from .autograd import Run, as_traced
 from .blocks import Interpreter, call_whole
 from .kept_sums import use_kept_sums
-from .own_factors import keep_own_sums
 from .passes import rewrite
 from .recording import Ops
 from .rules import Inference, name_of, shape_of, space_of, value_of
@@ -116,9 +115,8 @@ class Program:
         infer.annotate(joint, [*arguments, *cotangents])
         _name_arguments(joint, [*arguments, *cotangents])
         pairs = dict(zip(results[first:last], candidates))
-        on_cpu = all(node.meta["val"].device.type == "cpu" for node in self.outputs)  # elsewhere it was not measured
-        if on_cpu and not self.is_gradient:
-            sums = keep_own_sums(joint, results[last:], self.module, len(arguments), self.receiving)
+        if not self.is_gradient and all(value_of(n).device.type in own_factors.DEVICES for n in self.outputs):
+            sums = own_factors.keep_own_sums(joint, results[last:], self.module, len(arguments), self.receiving)
             if sums:
                 self.notes.append("sums of its gradients are kept by the forward")
                 pairs |= sums

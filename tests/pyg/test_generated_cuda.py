@@ -19,7 +19,7 @@ from edgeless import _C, Graph
 from edgeless.kernels import NvrtcError, Store, compiled, compiler, headers
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.kernels.provider import kernel_named
-from edgeless.programs import blocks, cuda_walks
+from edgeless.programs import blocks, own_factors, cuda_walks
 from edgeless.programs import compiled as compiled_walks
 from edgeless.programs.cuda_walks import CudaWalk
 from edgeless.programs.items import NotLowered
@@ -84,6 +84,7 @@ def walks_of(monkeypatch, make, dtype, args, kwargs):
         found.extend((step, plan.sizes, self.needed) for step in plan.steps if isinstance(step, Walk))
 
     monkeypatch.setattr(blocks.Interpreter, "__init__", record)
+    monkeypatch.setattr(own_factors, "DEVICES", ())  # programs are those of CUDA
     generated.PROGRAMS.clear()
     _, ours = pair_of_layers(make, dtype)
     ours(*cast(args, "cpu", dtype), **cast(kwargs, "cpu", dtype))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from edgeless.kernels import provider
-from edgeless.programs import blocks, compiled, cuda_walks
+from edgeless.programs import blocks, compiled, cuda_walks, own_factors
 from edgeless.programs.program import Program
 
 PROCESSORS = 2  # of the GPU that walks are divided for
@@ -137,6 +137,7 @@ def on_host() -> Iterator[list[str]]:
             (cuda_walks, "gpu_refusal", lambda device: None),
             (blocks.Interpreter, "_walk", walk),
             (Program, "ready", _all_on_host),
+            (own_factors, "DEVICES", ()),  # programs are those of CUDA
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield interpreted
