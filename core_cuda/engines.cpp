@@ -27,7 +27,7 @@ std::optional<std::string> words(const char* refusal) {
 
 void define_engines(py::module_& m) {
   define_engine_choices(m);
-  // These functions release the GIL: they wait for a plan's mutex, and an op that holds that mutex may wait for the
+  // These functions release the GIL: they wait for a plan's mutex, and an op that holds this mutex may wait for the
   // GIL.
   using Released = py::call_guard<py::gil_scoped_release>;
   using Arrays = std::vector<at::Tensor>;
@@ -61,7 +61,7 @@ void define_engines(py::module_& m) {
       Released());
   m.def("cusparse_waits",
         [](int engine, int64_t element_size) { return cusparse_waits(static_cast<Engine>(engine), element_size); });
-  m.def("turns_pay", &cuda::turns_pay, py::arg("bytes"));
+  m.def("one_buffer_pays", &cuda::one_buffer_pays, py::arg("bytes"));
   m.def("reuse_that_pays", &cuda::reuse_that_pays, py::arg("head_dim"), py::arg("gathered_bytes"), py::arg("rows"),
         py::arg("edges"));
   m.def(

@@ -1,5 +1,5 @@
-// What Python asks of the engines (shared/choices/engines.py): the choices, why an engine cannot run a call, and what
-// graphs keep for engines.
+// The engines for Python (shared/choices/engines.py): the choices, the reasons why an engine cannot run a call, and the
+// data that graphs hold for engines.
 #pragma once
 
 #include <pybind11/pybind11.h>

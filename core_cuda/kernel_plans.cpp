@@ -1,5 +1,5 @@
-// The kernels of sums, extrema, relations, pairs and linear maps for Python: which one runs for given sizes, its file
-// and its C++ expression. The launches ask the same functions. It needs no GPU.
+// The kernels of sums, extrema, relations, pairs and linear maps for Python: the kernel that runs for given sizes, its
+// file and its C++ expression. Launches call the same functions to choose a kernel. Needs no GPU.
 #include <pybind11/stl.h>
 
 #include <string>
@@ -26,7 +26,7 @@ py::dict named(const jit::Expression& kernel) {
 
 // Sums and extrema ----------------------------------------------------------------------------------------------------
 
-// weight, scale: whether edges or sources have numbers; by_head: a weight for each head.
+// weight, scale: edges have weights, sources have scales; by_head: an edge has a weight for each head.
 py::dict sum_kernel(const std::string& dtype, bool wide_index, int vector_bytes, bool weight, bool scale, bool by_head,
                     int lanes, int slices, int64_t slice_bytes, int64_t num_rows, int64_t num_edges,
                     int64_t gathered_bytes, int64_t result_bytes) {
@@ -36,11 +36,11 @@ py::dict sum_kernel(const std::string& dtype, bool wide_index, int vector_bytes,
   const int64_t value_bytes = num_edges * (storage == cuda::Storage::f64 ? 8 : 4);
   const bool filled =
       spmm::fills_values(by_edge, weight, value_bytes, gathered_bytes, result_bytes, slices, slice_bytes);
-  int team_log2 = 0;
-  while (1 << team_log2 < lanes) ++team_log2;
+  int sub_warp_log2 = 0;
+  while (1 << sub_warp_log2 < lanes) ++sub_warp_log2;
   const int words = vector_bytes / 4;
   const spmm::SumKernel use =
-      spmm::sum_kernel(wide_index, words, {weighed, by_head, filled}, team_log2, num_edges, num_rows);
+      spmm::sum_kernel(wide_index, words, {weighed, by_head, filled}, sub_warp_log2, num_edges, num_rows);
   py::dict plan = named(spmm::sum_expression(storage, wide_index, words, use));
   plan["edges"] = use.batch, plan["fills_values"] = filled;
   return plan;
@@ -73,17 +73,18 @@ cuda::relational::Weights weights_named(const std::string& weights) {
   if (weights == "none") return Weights::none;
   if (weights == "in_order") return Weights::in_order;
   if (weights == "by_id") return Weights::by_id;
-  if (weights == "of_pieces") return Weights::of_pieces;
-  throw py::value_error("plan: weights must be 'none', 'in_order', 'by_id' or 'of_pieces', got '" + weights + "'");
+  if (weights == "of_segments") return Weights::of_segments;
+  throw py::value_error("plan: weights must be 'none', 'in_order', 'by_id' or 'of_segments', got '" + weights + "'");
 }
 
 // The fused kernel of the segments, forward (products of sums) or backward (gradients).
-py::dict pieces_plan(bool backward, const std::string& dtype, const std::string& weights, int64_t edges, int64_t pieces,
-                     int64_t tiles, int64_t types, int in_width, int out_width, int multiprocessors) {
+py::dict segments_plan(bool backward, const std::string& dtype, const std::string& weights, int64_t edges,
+                       int64_t segments, int64_t tiles, int64_t types, int in_width, int out_width,
+                       int multiprocessors) {
   namespace relational = cuda::relational;
-  const relational::PieceSizes sizes{
-      storage_named(dtype), weights_named(weights), edges, pieces, tiles, types, in_width, out_width};
-  const relational::PiecesPlan chosen =
+  const relational::SegmentSizes sizes{
+      storage_named(dtype), weights_named(weights), edges, segments, tiles, types, in_width, out_width};
+  const relational::SegmentsPlan chosen =
       backward ? relational::plan_gradients(sizes, multiprocessors) : relational::plan_products(sizes, multiprocessors);
   py::dict plan = named(backward ? relational::gradients_expression(sizes, chosen)
                                  : relational::products_expression(sizes, chosen));
@@ -91,11 +92,12 @@ py::dict pieces_plan(bool backward, const std::string& dtype, const std::string&
   return plan;
 }
 
-// The fused kernel that adds up the segments of every row. own_width: of the rows' own product, else `width`.
-py::dict rows_plan(const std::string& dtype, int64_t pieces, int64_t rows, int64_t tiles, int own_width, int width,
+// The fused kernel that adds up the segments of every row. own_width: columns of the rows of the own product, `width`
+// if there is none.
+py::dict rows_plan(const std::string& dtype, int64_t segments, int64_t rows, int64_t tiles, int own_width, int width,
                    bool transposed, int multiprocessors, int capability, int64_t shared_bytes) {
   namespace relational = cuda::relational;
-  const relational::RowSizes sizes{storage_named(dtype), pieces, rows, tiles, own_width, width, transposed};
+  const relational::RowSizes sizes{storage_named(dtype), segments, rows, tiles, own_width, width, transposed};
   const relational::RowsPlan chosen = relational::plan_rows(sizes, multiprocessors, {capability, shared_bytes});
   py::dict plan = named(relational::rows_expression(sizes, chosen));
   plan["by_warps"] = chosen.by_warps, plan["share"] = chosen.share;
@@ -125,7 +127,7 @@ py::dict typed_outer_kernel(const std::string& dtype, int capability) {
                                                     : relational::any_outer_expression(storage));
 }
 
-// A pass of attention over pairs, forward or by_src, of rows of so many vectors of 16 bytes.
+// A pass of attention over pairs, forward or by_src, with rows of `vectors` vectors of 16 bytes.
 py::dict pair_plan(const std::string& pass, const std::string& dtype, int vectors, int64_t num_rows, int64_t num_edges,
                    int64_t num_gathered, int64_t max_degree, bool dropout, int multiprocessors, int64_t l2_bytes) {
   cuda::Problem p;
@@ -153,8 +155,8 @@ py::dict blend_kernel(const std::string& dtype, int width, bool backward) {
 
 // Linear maps ---------------------------------------------------------------------------------------------------------
 
-// A product [rows, columns] of aligned operands; empty where a library computes it. nodes: rows of the first operand;
-// divided: a sum over the nodes; transposed: how the second operand is stored.
+// A product [rows, columns] of aligned operands; empty if a library computes it. nodes: rows of the first operand;
+// divided: the product is a sum over the nodes; transposed: the second operand is stored transposed.
 py::dict map_kernel(const std::string& dtype, int64_t rows, int64_t columns, int64_t depth, int64_t nodes, bool divided,
                     bool transposed, int capability, bool allows_tf32) {
   namespace projection = cuda::projection;
@@ -176,11 +178,11 @@ void define_kernel_plans(py::module_& m) {
   m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"), py::arg("wide_index"),
         py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"), py::arg("num_edges"),
         py::arg("width"), py::arg("multiprocessors"), py::arg("shared_bytes"), py::arg("clusters"));
-  m.def("pieces_plan", &pieces_plan, py::kw_only(), py::arg("backward"), py::arg("dtype"), py::arg("weights"),
-        py::arg("edges"), py::arg("pieces"), py::arg("tiles"), py::arg("types"), py::arg("in_width"),
+  m.def("segments_plan", &segments_plan, py::kw_only(), py::arg("backward"), py::arg("dtype"), py::arg("weights"),
+        py::arg("edges"), py::arg("segments"), py::arg("tiles"), py::arg("types"), py::arg("in_width"),
         py::arg("out_width"), py::arg("multiprocessors"));
-  m.def("rows_plan", &rows_plan, py::kw_only(), py::arg("dtype"), py::arg("pieces"), py::arg("rows"), py::arg("tiles"),
-        py::arg("own_width"), py::arg("width"), py::arg("transposed"), py::arg("multiprocessors"),
+  m.def("rows_plan", &rows_plan, py::kw_only(), py::arg("dtype"), py::arg("segments"), py::arg("rows"),
+        py::arg("tiles"), py::arg("own_width"), py::arg("width"), py::arg("transposed"), py::arg("multiprocessors"),
         py::arg("capability"), py::arg("shared_bytes"));
   m.def("typed_product_kernel", &typed_product_kernel, py::kw_only(), py::arg("dtype"), py::arg("depth"),
         py::arg("columns"), py::arg("transposed"), py::arg("capability"));

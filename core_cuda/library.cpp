@@ -1,6 +1,6 @@
-// The schemas of all ops and the Python module; nothing else. Kernels and gradients register themselves in their own
-// files. Two ops are defined in Python alone (shared/graph/program_cache.py), because their tag is newer than the
-// oldest supported torch.
+// The schemas of all ops and the Python module. Kernels and gradients register themselves in their own files. Two ops
+// are defined in Python alone (shared/graph/program_cache.py), because their tag is newer than the oldest supported
+// torch.
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -37,11 +37,12 @@ TORCH_LIBRARY(edgeless, m) {
       "csr_transpose(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor indptr, Tensor "
       "indices, Tensor edge_ids)");
 
-  // Attributes of the graphs of a batch, gathered from those of many graphs that are concatenated along `dims`. Of
-  // level l, the batch has sizes[l] entries; starts [levels, graphs + 1] says where those of every graph begin in the
-  // batch, and begins [levels, graphs] where they do in the columns, whose last entry stands for all behind it. To
-  // integers of a graph its start of level increments[i] is added, where that is not -1. last[i] [.., entries] has the
-  // entries of the last graph instead of the column. All tables are int64. Has no gradients.
+  // Gathers the attributes of the graphs of a batch from `columns`. A column has an attribute of many graphs,
+  // concatenated along dims[i], and belongs to level levels[i]. The batch has sizes[l] entries of level l. starts
+  // [levels, graphs + 1]: index in the batch of every graph's first entry; begins [levels, graphs]: the same in the
+  // columns. Where a column has too few entries, its last one is repeated. If increments[i] is not -1, each graph's
+  // start of that level is added to the graph's values, which are integers. last[i] [.., entries]: the entries of the
+  // batch's last graph, which are then not read from the column. All tables are int64. Has no gradients.
   m.def(
       "gather_packed(Tensor[] columns, int[] dims, int[] levels, int[] increments, Tensor?[] last, Tensor starts, "
       "Tensor begins, int[] sizes) -> Tensor[]");
@@ -77,8 +78,8 @@ TORCH_LIBRARY(edgeless, m) {
       "attention_weights(Tensor softmax_stats, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
       "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> "
       "Tensor");
-  // Softmax over each row's logits [E, H], which are in CSR order, and the sum of value [Ns, H, C] weighted by it: [Nd,
-  // H, C]. Has no gradients.
+  // The sum of value [Ns, H, C] weighted by the softmax over each row's logits [E, H], which are in CSR order: [Nd, H,
+  // C]. Has no gradients.
   m.def("softmax_sum(Tensor logits, Tensor value, Tensor[] csr, int[] max_degrees=[]) -> Tensor");
 
   // SpMM: out[i] = dst_scale[i] * sum of weight[e] * src_scale[j] * x[j]. Its transpose is the same op on the other
@@ -99,8 +100,8 @@ TORCH_LIBRARY(edgeless, m) {
   // the extremum is 0 (torch's scatter_reduce on zeros). tied marks the rows in which extrema share; for these, arg on
   // CUDA also encodes their number (core_cuda/reduction/cuda/args.h). arg and tied are valid only for the backward on
   // the same device. With "first", the backward uses only the sizes of x and out. csc: [], or the CSC over which
-  // gradients may be gathered; the result of edge_positions, in CSC order, may follow its edge ids. arg_dtype: of the
-  // arguments; on the CPU bool asks for none, where no gradient is needed, and arg and tied are empty.
+  // gradients may be gathered; the result of edge_positions, in CSC order, may follow its edge ids. arg_dtype: dtype of
+  // arg. On the CPU, bool means that no gradient is needed: arg and tied are then empty.
   m.def(
       "neighbor_reduce(Tensor x, Tensor[] csr, Tensor[] csc, str reduce, float fill, ScalarType arg_dtype, "
       "str ties, int[] max_degrees=[]) -> (Tensor out, Tensor arg, Tensor tied)");
@@ -137,8 +138,8 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "node_logits_backward(Tensor?[] grads, Tensor x, Tensor[] vectors, bool[] needs, Tensor? more=None) -> "
       "Tensor[]");
-  // The output, or the weights by edge id, of attention as a program, for second derivatives; [] where none is of use.
-  // The inputs are those of AttentionInput. In Python: shared/programs/attention.py.
+  // The output of attention, or its weights by edge id, computed by a generated program, for second derivatives; [] if
+  // no program is of use. The inputs are those of AttentionInput. In Python: shared/programs/attention.py.
   m.def(
       "attention_program(Tensor?[] inputs, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, "
       "float dropout, bool weights) -> Tensor[]");
@@ -171,11 +172,10 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "typed_blend_backward(Tensor grad, Tensor y, Tensor x, Tensor alpha, Tensor offsets, Tensor? rows, "
       "bool[] needs) -> Tensor[]");
-  // Sorts the edges of one direction of a graph by type and, within a type, by row, and splits them into segments
-  // ("pieces") of one type and one row with at most `cut` edges: (type_ptr [types + 1], rows [E], ptr [E + 1], indices
-  // [E], edge_ids [E], parts, count). There are type_ptr[types] segments; beyond them rows and ptr are unspecified.
-  // parts is valid only on the same device (core_cuda/relational/cpu/args.h). count [1] is the number of segments, on
-  // the CPU.
+  // Sorts the edges of one direction of a graph by type and, within a type, by row, and splits them into segments of
+  // one type and one row with at most `cut` edges: (type_ptr [types + 1], rows [E], ptr [E + 1], indices [E], edge_ids
+  // [E], parts, count). There are type_ptr[types] segments; beyond them rows and ptr are unspecified. parts is valid
+  // only on the same device (core_cuda/relational/cpu/args.h). count [1] is the number of segments, on the CPU.
   m.def(
       "typed_edges(Tensor indptr, Tensor indices, Tensor? edge_ids, Tensor types, SymInt num_types, int cut) -> "
       "(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor indices, Tensor edge_ids, Tensor parts, Tensor count)");
@@ -191,7 +191,7 @@ TORCH_LIBRARY(edgeless, m) {
   // end in by_row, and of_rows, laid out as by_row, lists what each row sums; of_rows is empty if there are no such
   // rows.
   m.def(
-      "piece_tiles(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor by_row, SymInt num_edges, bool split_hubs) -> "
+      "segment_tiles(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor by_row, SymInt num_edges, bool split_hubs) -> "
       "(Tensor type_tiles, Tensor tiles, Tensor row_tiles, Tensor of_rows, Tensor parts)");
   // out[i] = sum over types t of (sum over edges e of type t from j to i of edge_weight[e] x[j]) weight[t], for weights
   // [types, K, M], or block-diagonal ones [types, blocks, K / blocks, M / blocks]. by_dst, by_src: the results of
@@ -205,7 +205,7 @@ TORCH_LIBRARY(edgeless, m) {
       "relational_sum_backward(Tensor grad, Tensor x, Tensor weight, Tensor? edge_weight, Tensor[] by_dst, "
       "Tensor[] by_src, bool[] needs) -> Tensor[]");
   // Keys and values per unique (source, type) ("pair"), one row each: k[j] k_weight[t] k_scale[t] and v[j] v_weight[t],
-  // for weights [types, H, K, M], heads side by side in a row, and k_scale [types, H]. by_dst, by_src: as above, for
+  // for weights [types, H, K, M], heads contiguous in a row, and k_scale [types, H]. by_dst, by_src: as above, for
   // the graph whose edges and destinations are the pairs (TypedGraph.compact). Weights and scale have k's dtype or its
   // opmath dtype. joined: keys and values may be column ranges of one tensor. needs: k, v, k_weight, v_weight, k_scale.
   // _over: the op may overwrite grad_keys and grad_values.
@@ -220,8 +220,8 @@ TORCH_LIBRARY(edgeless, m) {
       "Tensor v_weight, Tensor k_scale, Tensor[] by_dst, Tensor[] by_src, bool[] needs) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Attention with the score 'dot' of queries q [Nd, H M] over these keys and values: [Nd, H M]. Has no gradients. On
-  // CUDA it takes memory for the keys or the values, not for both. csr: [indptr, indices] of the edges from pairs to
-  // destinations.
+  // CUDA the values overwrite the keys, so that the op needs memory for only one of them. csr: [indptr, indices] of the
+  // edges from pairs to destinations.
   m.def(
       "pair_dot_attention(Tensor q, Tensor k, Tensor v, Tensor k_weight, Tensor v_weight, Tensor k_scale, "
       "Tensor[] by_dst, Tensor[] csr, float coefficient, int[] max_degrees=[]) -> Tensor");
@@ -238,22 +238,23 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "relational_layer_backward(Tensor grad, Tensor x, Tensor weight, Tensor? edge_weight, Tensor? own, Tensor? root, "
       "Tensor[] by_dst, Tensor[] by_src, Tensor[] csr, Tensor[] csc, bool[] needs, int[] max_degrees=[]) -> Tensor[]");
-  // Computes those index arrays of pair_attention that the graph does not have yet
-  // (shared/functional/pair_attention.py). A pair is a unique (source, type). indptr: edges by node. by_pair: indptr
-  // and edge ids. pair_nodes, pair_of_edge: the source of each pair, the pair of each edge. by_node: indptr and pairs.
-  // pieces: type_ptr, rows, ptr and edge_ids of typed_edges. piece_ptr, order: these segments by row. longest [3],
-  // int64: the most edges of a node, the most edges of a pair, and the most rows that a node's gradient sums.
+  // Computes the index arrays of pair_attention that the graph does not have yet (shared/functional/pair_attention.py).
+  // A pair is a unique (source, type). indptr: edges by node. by_pair: indptr and edge ids. pair_nodes, pair_of_edge:
+  // the source of each pair, the pair of each edge. by_node: indptr and pairs. segments: type_ptr, rows, ptr and
+  // edge_ids of typed_edges. segment_ptr, order: these segments by row. longest [3], int64: the most edges of a node,
+  // the most edges of a pair, and the most rows that a node's gradient sums.
   m.def(
       "pair_walks(Tensor indptr, Tensor[] by_pair, Tensor pair_nodes, Tensor pair_of_edge, Tensor[] by_node, "
-      "Tensor[] pieces, Tensor piece_ptr, Tensor order) -> (Tensor edge_pairs, Tensor edge_pieces, Tensor pair_pieces, "
-      "Tensor piece_types, Tensor numbers, Tensor begins, Tensor places, Tensor sums_ptr, Tensor columns, "
+      "Tensor[] segments, Tensor segment_ptr, Tensor order) -> (Tensor edge_pairs, Tensor edge_segments, Tensor "
+      "pair_segments, "
+      "Tensor segment_types, Tensor numbers, Tensor begins, Tensor places, Tensor sums_ptr, Tensor columns, "
       "Tensor weights, Tensor longest)");
   // Attention of a relational layer with one head. With the values v = x[j] weight[t] per unique (source j, type t),
   // out[i] is the sum of softmax(LeakyReLU(<x[i] weight[t], query> + <v, key>)) v over the edges of i, plus bias.
   // walks, max_degrees: shared/functional/pair_attention.py. edge_ids: [], or with dropout the edge ids from which its
   // mask is drawn, in the order of destinations and in that of pairs. query, key [M, 1]. The tensors after `out` are
-  // for the backward on the same device. The last is the sums without bias, which the backward takes as its `out`; it
-  // is empty if there is no bias or not keep_sums. With autograd enabled, the autograd node owns the values, and the
+  // for the backward on the same device. `sums` is the sums without bias, which the backward takes as its `out`; it is
+  // empty if there is no bias or keep_sums is false. With autograd enabled, the autograd node owns the values, and the
   // returned `values` is empty. needs: x, weight, query, key, bias; a gradient that is not needed is an empty tensor.
   // _over: the op may overwrite `values`.
   m.def(
@@ -269,8 +270,8 @@ TORCH_LIBRARY(edgeless, m) {
       "Tensor shift, Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, "
       "Tensor[] edge_ids, float negative_slope, bool[] needs, int[] max_degrees=[], Tensor? seed=None, "
       "float dropout=0.0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // Contiguous copies in another dtype. side_by_side: they are parts of one tensor and, on CUDA, have no gaps between
-  // them if all are whole 16-byte vectors.
+  // Contiguous copies in another dtype. side_by_side: the copies are parts of one tensor and, on CUDA, have no gaps
+  // between them if all are whole 16-byte vectors.
   m.def("cast_all(Tensor[] tensors, ScalarType dtype, bool side_by_side=False) -> Tensor[]");
 }
 
@@ -321,7 +322,7 @@ PYBIND11_MODULE(_C, m) {
     return pybind11::bytes(all);
   });
   // Returns whether all objects of a sequence are tensors of no subclass but Parameter, and whether one of them was
-  // made in inference mode.
+  // created in inference mode.
   m.def("are_concrete", [](const pybind11::sequence& values) {
     bool concrete = true, inference = false;
     for (const pybind11::handle value : values) {
@@ -330,8 +331,8 @@ PYBIND11_MODULE(_C, m) {
     }
     return std::make_pair(concrete, inference);
   });
-  // Returns whether all values are plain tensors [2, E] of int64 or int32 on one device, without subclasses. It is in
-  // C++ because every call checks hundreds.
+  // Returns whether all values are plain tensors [2, E] of int64 or int32 on `device`, without subclasses. It is in C++
+  // because every call checks hundreds of values.
   m.def("are_edge_lists", [](const pybind11::sequence& values, const at::Device& device) {
     for (const pybind11::handle value : values) {
       if (!edgeless::is_edge_list(value, device)) return false;

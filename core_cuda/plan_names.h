@@ -1,4 +1,4 @@
-// Words of Python for the planner's types, and a kernel's name for Python.
+// Conversions from Python's names to the planner's types, and from a kernel to its name in Python.
 #pragma once
 
 #include <pybind11/pybind11.h>

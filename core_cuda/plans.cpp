@@ -1,4 +1,4 @@
-// The planner of the CUDA kernels for Python: which kernel would run for given sizes on a given device. It needs no
+// The planner of the CUDA kernels for Python: the kernel that would run for given sizes on a given device. Needs no
 // GPU. The headers that decide state the reasons.
 #include "plans.h"
 
@@ -9,7 +9,7 @@
 #include "attention/cuda/expression.h"
 #include "attention/cuda/plan.h"
 #include "attention/inputs.h"
-#include "common/fold.h"
+#include "common/segment_reduce.h"
 #include "common/thresholds.h"
 #include "jit/launch.h"
 #include "plan_names.h"
@@ -69,18 +69,19 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
 }
 
 // number_bytes: bytes per value of a sum; 0 for other segment reductions.
-py::dict fold_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int64_t num_edges, int64_t num_gathered,
-                   int64_t max_degree, int64_t carry_bytes, int64_t carry_budget, bool narrow_teams, int number_bytes,
-                   bool weighed, bool wide_index, int multiprocessors, int64_t l2_bytes) {
-  cuda::FoldProblem p;
+py::dict reduce_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int64_t num_edges, int64_t num_gathered,
+                     int64_t max_degree, int64_t carry_bytes, int64_t carry_budget, bool narrow_sub_warps,
+                     int number_bytes, bool weighed, bool wide_index, int multiprocessors, int64_t l2_bytes) {
+  cuda::ReduceProblem p;
   p.num_rows = num_rows, p.num_edges = num_edges, p.num_gathered = num_gathered, p.max_degree = max_degree;
   p.vectors = static_cast<int>(vectors), p.vector_bytes = static_cast<int>(vector_bytes);
-  p.carry_bytes = carry_bytes, p.carry_budget = carry_budget, p.narrow_teams = narrow_teams;
+  p.carry_bytes = carry_bytes, p.carry_budget = carry_budget, p.narrow_sub_warps = narrow_sub_warps;
   p.multiprocessors = multiprocessors, p.l2_bytes = l2_bytes;
-  const cuda::FoldPlan plan = number_bytes > 0 ? cuda::spmm::make_sum_plan(p, weighed, false, number_bytes, wide_index)
-                                               : cuda::make_fold_plan(p);
+  const cuda::ReducePlan plan = number_bytes > 0
+                                    ? cuda::spmm::make_sum_plan(p, weighed, false, number_bytes, wide_index)
+                                    : cuda::make_reduce_plan(p);
   py::dict found;
-  found["lanes"] = 1 << plan.team_log2;
+  found["lanes"] = 1 << plan.sub_warp_log2;
   found["slice_bytes"] = plan.slice_vectors * vector_bytes;
   found["slices"] = plan.slices;
   found["blocks"] = plan.part.num_ranges;
@@ -88,14 +89,14 @@ py::dict fold_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int6
   return found;
 }
 
-// The plan of a generated walk: (blocks, slices, segments in each half of the workspace or 0 where no row is cut, the
-// bytes of the plan among the kernel's arguments).
+// The plan of a generated walk: (blocks, feature tiles, segments in each half of the workspace or 0 if no row is split,
+// the bytes of the plan among the kernel's arguments).
 py::tuple walk_plan(int vectors, int64_t carry_bytes, bool has_totals, int64_t num_rows, int64_t num_edges,
                     int64_t max_degree, int multiprocessors) {
-  cuda::FoldProblem p;
+  cuda::ReduceProblem p;
   p.num_rows = num_rows, p.num_edges = num_edges, p.max_degree = carry_bytes > 0 ? max_degree : 0;
   p.vectors = vectors, p.carry_bytes = carry_bytes * vectors, p.multiprocessors = multiprocessors;
-  const cuda::FoldPlan plan = cuda::programs::make_walk_plan(p, has_totals);
+  const cuda::ReducePlan plan = cuda::programs::make_walk_plan(p, has_totals);
   return py::make_tuple(plan.part.num_ranges, plan.slices, plan.hubs ? plan.slots : 0,
                         py::bytes(reinterpret_cast<const char*>(&plan), sizeof(plan)));
 }
@@ -119,15 +120,15 @@ void define_plans(py::module_& m) {
         py::arg("heads"), py::arg("key_dim"), py::arg("value_dim"), py::arg("num_rows"), py::arg("num_edges"),
         py::arg("num_gathered"), py::arg("max_degree"), py::arg("dropout"), py::arg("arrays"), py::arg("edge_dim"),
         py::arg("edge_arrays"), py::arg("wide_index"), py::arg("multiprocessors"), py::arg("l2_bytes"));
-  m.def("fold_plan", &fold_plan, py::kw_only(), py::arg("vectors"), py::arg("vector_bytes"), py::arg("num_rows"),
+  m.def("reduce_plan", &reduce_plan, py::kw_only(), py::arg("vectors"), py::arg("vector_bytes"), py::arg("num_rows"),
         py::arg("num_edges"), py::arg("num_gathered"), py::arg("max_degree"), py::arg("carry_bytes"),
-        py::arg("carry_budget"), py::arg("narrow_teams"), py::arg("number_bytes"), py::arg("weighed"),
+        py::arg("carry_budget"), py::arg("narrow_sub_warps"), py::arg("number_bytes"), py::arg("weighed"),
         py::arg("wide_index"), py::arg("multiprocessors"), py::arg("l2_bytes"));
   m.def("walk_plan", &walk_plan, py::kw_only(), py::arg("vectors"), py::arg("carry_bytes"), py::arg("has_totals"),
         py::arg("num_rows"), py::arg("num_edges"), py::arg("max_degree"), py::arg("multiprocessors"));
   m.def("narrow_sums_pay", &cuda::narrow_sums_pay, py::kw_only(), py::arg("num_edges"), py::arg("num_rows"),
         py::arg("halves"), py::arg("weighted"));
-  m.def("short_pieces_pay", &cuda::short_pieces_pay, py::arg("edges"), py::arg("pieces"), py::arg("tiles"),
+  m.def("short_segments_pay", &cuda::short_segments_pay, py::arg("edges"), py::arg("segments"), py::arg("tiles"),
         py::arg("widest"));
   m.def("short_rows_pay", &cuda::short_rows_pay, py::arg("added"), py::arg("rows"), py::arg("widest"),
         py::arg("halves"));
@@ -136,7 +137,7 @@ void define_plans(py::module_& m) {
         py::arg("capability"), py::arg("shared_bytes"));
   m.def("fuses_widths", &fuses_widths, py::kw_only(), py::arg("dtype"), py::arg("wide_index"), py::arg("capability"),
         py::arg("shared_bytes"), py::arg("in_width"), py::arg("out_width"));
-  // The most bytes of shared memory that a thread block can request; older versions of PyTorch do not say.
+  // The most bytes of shared memory that a thread block can request, which older versions of PyTorch do not report.
   m.def(
       "shared_bytes_of_block",
       [](int device) { return jit::Driver::get().attribute(jit::Attribute::shared_bytes_of_block, device); },

@@ -17,7 +17,7 @@ from ._framework import DGLGraph
 __all__ = ["PackedItems"]
 
 NODES, EDGES, GRAPHS = 0, 1, 2  # levels
-# Those of nodes and edges again, in which all padding belongs to the last graph: a table has its edges.
+# The levels of nodes and edges in which all padding belongs to the last graph, for which there are tables.
 LAST_NODES, LAST_EDGES = 3, 4
 _OF_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
@@ -27,7 +27,7 @@ class PackedItems:
 
     Args:
         dataset: of homogeneous graphs on the CPU.
-        padding: an item with a graph of no nodes and labels of zeros.
+        padding: the item of a padding graph: a graph without nodes, and labels of zeros.
     Raises:
         NotPacked: the data set may give other graphs at every access, or something of it cannot be packed.
     """
@@ -60,7 +60,7 @@ class PackedItems:
         """Returns the batched graph of the items with these ids, their labels, and the mask of real graphs.
 
         Args:
-            pad: returns what is added to a batch, as :meth:`edgeless.padding.Sizes.padding` does.
+            pad: returns the padding of a batch, as :meth:`edgeless.padding.Sizes.padding` does.
             graphs: the least number of graphs without the padding of a whole batch.
         """
         chosen = self._packed.find(ids)
@@ -107,7 +107,7 @@ def _check_graphs(graphs: list[DGLGraph]) -> None:
 
 
 def _labels(items: list[Any], padding: Any) -> list[Union[Column, list[str]]]:
-    """The parts of items beside their graphs: columns, and lists of text with that of the padding at the end."""
+    """Returns the parts of items beside their graphs: columns, and lists of texts that end with the padding's text."""
     found: list[Union[Column, list[str]]] = []
     for place, first in enumerate(items[0][1:], 1):
         values = [item[place] for item in items]

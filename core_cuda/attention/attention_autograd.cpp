@@ -42,7 +42,7 @@ bool can_be_written_over(const AttentionCall& c) {
 }
 
 struct Attention : Function<Attention> {
-  static constexpr size_t kFirst = 2;  // index of the first saved input, behind the output and the statistics
+  static constexpr size_t kFirst = 2;  // index of the first saved input, after the output and the statistics
 
   static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const OptTensor& value,
                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
@@ -59,12 +59,13 @@ struct Attention : Function<Attention> {
     return out;
   }
 
-  // Computes the gradients of dst, src, value and att; those of src and value overwrite their rows.
+  // Computes the gradients of dst, src, value and att. The gradients of src and value overwrite the rows of src and
+  // value.
   static std::vector<Tensor> over_the_sources(AutogradContext* ctx, const AttentionCall& call,
                                               const AttentionGrads& given) {
     note_written_over(ctx);
     const at::AutoDispatchBelowADInplaceOrView guard;
-    // Detached from the history of the rows, which is not that of their gradients.
+    // Detached, since the autograd history of the rows is not that of their gradients.
     variable_list into{at::empty(call.dst.sizes(), call.dst.options()), call.src.variable_data()};
     if (call.value) into.push_back(call.value->variable_data());
     const Tensor of_att = call_attention_backward_into(call, given, into);

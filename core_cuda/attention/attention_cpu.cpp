@@ -36,7 +36,7 @@ class Call {
     args.dst = rows(in.dst);
     args.src = rows(in.src);
     if (in.value) args.value = rows(*in.value);
-    // A cosine has a factor also where there are no features.
+    // The cosine's att holds a factor even where rows have no features.
     if (in.att) args.att = keep(padded(in.att->to(in.opmath()), std::max(args.padded_dim, in.att->size(1))));
     if (in.edge_attr) set_edge_term();
     if (in.edge_scale) {

@@ -62,8 +62,8 @@ Tensor weights(const AttentionCall& in, const Tensor& softmax_stats) {
 }
 
 // If the inputs are column ranges of one tensor, allocates their gradients as column ranges of one tensor in the same
-// order: the backward of the linear maps that made the inputs is then one GEMM instead of several. `which`: those of
-// kDst, kSrc and kValue that the call has.
+// order: the backward of the linear maps that computed the inputs is then one GEMM instead of several. `which`: the
+// inputs, among kDst, kSrc and kValue.
 void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vector<Tensor>& grads) {
   const auto input = [&](int i) -> const Tensor& { return i == kDst ? in.dst : i == kSrc ? in.src : *in.value; };
   const size_t parts = which.size();
@@ -75,7 +75,7 @@ void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vect
   for (const Tensor& t : inputs) {
     if (t.sizes() != in.dst.sizes()) return;
   }
-  // Keep the inputs' stride if they have a fourth part, which may get a gradient beside these.
+  // Keeps the inputs' stride if they have a fourth part, whose gradient may later be stored next to these.
   const int64_t columns = width * (given->stride == 4 * width && parts == 3 ? 4 : parts);
   const Packed all(at::empty({in.num_dst(), columns}, in.dst.options()), std::vector<int64_t>(parts, width));
   std::vector<size_t> order(parts);
@@ -84,7 +84,7 @@ void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vect
   for (size_t k = 0; k < parts; ++k) grads[which[order[k]]] = all.part(k).view(in.dst.sizes());
 }
 
-// in_place: the gradients of src and value may overwrite their rows.
+// in_place: the gradients of src and value may overwrite the rows of src and value.
 template <class A>
 void backward(const AttentionCall& given, const AttentionGrads& found, std::vector<Tensor>& grads, bool in_place) {
   const auto& [grad_out, grad_weights, out, softmax_stats, needs, dropped_weights, may_stand_together] = found;
@@ -100,8 +100,8 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
   const bool edge_grads = in.edge_attr && (needs[kEdgeAttr] || needs[kEdgeProj] || (needs[kAtt] && in.edge_attr) ||
                                            (dot_edges && needs[kDst]));
   call.args.logsumexp = call.keep(softmax_stats.contiguous());
-  // Pairs (Args::stats) save the source pass a memory sector per edge; float rows of other scores leave no memory for
-  // them.
+  // Pairs (Args::stats) save the source pass a memory sector per edge. With float rows of other scores than gatv2 there
+  // is no memory for pairs.
   const bool pairs = !by_blocks && (in.score == Score::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16);
   const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});
   (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
@@ -165,12 +165,12 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
   call.run(Pass::by_dst, order.csr(), in.num_src(), needs[kAtt]);
   args.ds_out = args.weights_out = args.grad_scale = nullptr;
 
-  // source pass; gatv2's attention vector needs it as well, the gradient of the cosine's factor is already complete
+  // source pass; the gradient of gatv2's att needs it as well, that of the cosine's factor is already complete
   const bool att_by_src = needs[kAtt] && in.score != Score::cosine;
   if (needs[kSrc] || needs[kValue] || att_by_src) {
     TORCH_CHECK_VALUE(!in.graph.csc.empty(),
                       "edgeless::attention_backward: csc is needed for the gradients of source tensors and of att");
-    // Allocate them only now, when the temporary memory of the destination pass is free.
+    // Allocates these gradients only now, when the temporary memory of the destination pass is free.
     if (side_by_side && !few && sources.size() > 1) put_side_by_side(in, sources, grads);
     const auto make = [&](int which, const Tensor& like) {
       if (!grads[which].numel()) grads[which] = at::empty(like.sizes(), like.options());
@@ -185,7 +185,7 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
   Tensor att_grad;
   if (needs[kAtt]) {
     const int64_t width = in.att->size(1);
-    const bool alone = !(edge_grads && in.score == Score::gatv2);  // else the edge term is added before rounding
+    const bool alone = !(edge_grads && in.score == Score::gatv2);  // else the edge term's share is added unrounded
     att_grad = alone && call.att_width() == width ? grads[kAtt] : call.empty({heads, call.att_width()});
     call.sum_att_shares(att_grad);
     att_grad = att_grad.narrow(1, 0, width);
@@ -297,7 +297,7 @@ std::vector<Tensor> attention_backward(AttentionCall in, AttentionGrads g) {
   return grads;
 }
 
-// A pass reads the query-side row before it writes the row's gradient: in the same lanes, or in front of a block-wide
+// A pass reads the query-side row before it writes the row's gradient: in the same lanes, or before a block-wide
 // barrier; segments of rows that several blocks share are merged by a later launch. So gradients may overwrite these
 // rows.
 Tensor attention_backward_into(const AttentionCall& in, const AttentionGrads& g, at::TensorList into) {

@@ -1,4 +1,4 @@
-// Whether dot product attention can run on weighted sparse blocks, on any device.
+// Decides whether dot product attention runs on weighted sparse blocks, on any device.
 #pragma once
 
 #include "../wsb/kept_blocks.h"
@@ -6,7 +6,7 @@
 
 namespace edgeless {
 
-// Returns why a call cannot run on blocks, worded to follow "wsb: ". Null: it can. backward: for all passes of the
+// Returns why a call cannot run on blocks, worded to follow "wsb: ", or null if it can. backward: for all passes of the
 // backward. The arguments must have passed the checks of the op.
 const char* wsb_refusal(const AttentionCall& in, bool backward);
 

@@ -26,7 +26,7 @@ inline Device device_of(const at::Device& device) {
           device_attribute(jit::Attribute::l2_bytes, device.index())};
 }
 
-// One call of an op: the arguments of its passes and the tensors that keep their memory alive.
+// One call of an op: the arguments of its passes and the tensors that own their memory.
 template <class A>
 class Call {
  public:
@@ -90,7 +90,7 @@ class Call {
   const at::TensorOptions& numbers() const { return numbers_; }
   Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, numbers_); }
 
-  // The view of `t` through which a pass writes rows.
+  // Describes `t` to a pass that writes its rows.
   OutRows out_rows(const Tensor& t) const {
     const int64_t bytes = vector_bytes(t), vector = bytes_of_vector(problem.storage);
     OutRows out;
@@ -148,7 +148,7 @@ class Call {
   // Values per head in the kernels' att and in the partial sums (`shares`) of its gradient.
   int64_t att_width() const { return cuda::att_width(problem); }
 
-  // Runs a pass over the graph; with `att_grad` it also keeps its partial sums of the gradient of att.
+  // Runs a pass over the graph. With `att_grad`, also stores the pass's partial sums of the gradient of att.
   void run(Pass pass, at::TensorList graph, int64_t num_gathered, bool att_grad = false) {
     args.graph = compressed_graph(graph);
     if (args.graph.num_rows == 0) return;
@@ -161,7 +161,7 @@ class Call {
     problem.num_gathered = num_gathered;
     problem.max_degree = in_.graph.max_degrees[pass == Pass::by_src ? kInCsc : kInCsr];
     problem.value_vectors = args.value_vectors;
-    // Count inputs only: the plan, and with it the order of summation, must not depend on which gradients are needed.
+    // Counts inputs only: the plan, and with it the order of summation, must not depend on which gradients are needed.
     problem.edge_arrays = 0;
     for (const void* array : std::initializer_list<const void*>{args.scale, args.logit_term, args.value_term,
                                                                 args.given, args.grad_weights, args.proj}) {
@@ -189,7 +189,7 @@ class Call {
       args.grad_att = shares.template data_ptr<A>();
     }
     run_pass(problem, plan, args, queue());
-    if (plan.hubs) merge_pieces(problem, plan, args, queue());
+    if (plan.hubs) merge_segments(problem, plan, args, queue());
     if (att_grad) keep_att_shares(shares);
     args.carry = nullptr, args.grad_att = nullptr;
   }
@@ -232,8 +232,8 @@ class Call {
     return t.size(2) % vector_ == 0 && vector_bytes(t) >= std::min<int64_t>(16, vector_ * t.element_size());
   }
 
-  // The kernels read whole vectors, with the same number of values from every tensor, whatever its dtype. Padded copies
-  // are made in one launch, just before the first kernel runs.
+  // The kernels read whole vectors, with the same number of values from tensors of any dtype. Padded copies are made in
+  // one launch, just before the first kernel runs.
   Rows rows(const Tensor& t) {
     const Tensor packed = fits(t) ? t : copies_.add(t, std::max(vector_, 16 / t.element_size()));
     kept_.push_back(packed);
@@ -283,7 +283,7 @@ class Call {
   bool by_edge_ = false;
   Tensor delta_;  // Delta where the destination pass cannot compute it
   PaddedRows copies_;
-  std::vector<Tensor> att_shares_;  // per pass: [partial sums, heads * att_width()]
+  std::vector<Tensor> att_shares_;  // a tensor per pass: [partial sums, heads * att_width()]
   std::vector<Tensor> kept_;
 };
 

@@ -158,7 +158,7 @@ inline AttentionCall softmax_sum_call(const Tensor& logits, const Tensor& value,
   return call;
 }
 
-// gat's values per node may be [N, H] in the forward, while the backward takes [N, H, 1].
+// gat's values per node may have the shape [N, H] in the forward; the backward uses [N, H, 1].
 inline Tensor as_rows(const Tensor& t) { return t.dim() == 2 ? t.unsqueeze(2) : t; }
 inline Tensor as_given(const Tensor& grad, const Tensor& given) { return given.dim() == 2 ? grad.squeeze(2) : grad; }
 

@@ -38,7 +38,7 @@ class EdgeOrder {
     if (graph_.csr.size() < 3) return ids;
     const Tensor& in_csr = graph_.csr[2];
     const Tensor found = at::empty_like(in_csr);
-    // Take the minimum: the unused entries beyond the last row may hold the id of any edge.
+    // Takes the minimum, since the unused entries beyond the last row may hold the id of any edge.
     found.scatter_reduce_(0, in_csr.to(at::kLong), at::arange(in_csr.size(0), in_csr.options()), "amin", false);
     return ids.defined() ? found.index_select(0, ids) : found;
   }
@@ -72,8 +72,8 @@ inline Tensor from_edge_space(const Tensor& sums, const Tensor& proj) {
   return at::bmm(sums.transpose(0, 1), proj.transpose(1, 2)).transpose(0, 1);
 }
 
-// For passes in CSR order with dropout: the draws depend on edge ids, so they are made in advance, and the returned
-// call has them as edge_scale instead of dropout. Empty if the call needs no such change.
+// Passes in CSR order cannot draw dropout, which depends on edge ids. For such passes, computes the dropout factors in
+// advance and returns the call with these as edge_scale instead of dropout. Empty if the call needs no such change.
 template <class A>
 Optional<AttentionCall> with_drawn(const AttentionCall& in, const EdgeOrder& order) {
   if (!order.by_position || in.dropout == 0) return {};
@@ -90,8 +90,8 @@ Optional<AttentionCall> with_drawn(const AttentionCall& in, const EdgeOrder& ord
   return drawn;
 }
 
-// factor * <rows[r, h], attr[e]> for every edge e of row r, [E, H]. With `more`, a second result for these rows,
-// without a factor.
+// Returns factor * <rows[r, h], attr[e]> for every edge e of row r, [E, H] and, if `more` is defined, <more[r, h],
+// attr[e]>.
 template <class A>
 std::array<Tensor, 2> products_of_edges(const Call<A>& call, const AttentionCall& in, bool by_position,
                                         const Tensor& rows, double factor, const Tensor& more = {}) {
@@ -216,9 +216,9 @@ bool makes_all_by_products(const AttentionCall& in, const AttentionChoice& needs
 }
 
 // The gradients of gatv2's edge term. With G = ds LeakyReLU'(hidden), [E, H D]: d attr = G (att W), d W = att sum of G
-// e^T, and d att gets the edge term's contribution, sum of W G^T e (scores.cuh). For many features, and for d attr with
-// many columns, G is materialized for a chunk of edges at a time. ds: by edge id, or in CSR order if the call's
-// ds_in_order is set, which is makes_all_by_products().
+// e^T, and the edge term's contribution to d att, sum of W G^T e, is added to att_share (cuda/scores.cuh). For many
+// features, and for d attr with many columns, G is materialized for a chunk of edges at a time. ds: by edge id, or in
+// CSR order if the call's ds_in_order is set, which is makes_all_by_products().
 template <class A>
 void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Tensor& ds, const AttentionChoice& needs,
                           std::vector<Tensor>& grads, Tensor& att_share) {
@@ -232,7 +232,7 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
   args.ds = ds.data_ptr<A>(), args.dst = call.args.dst, args.src = call.args.src;
   args.channels = static_cast<int>(in.dim()), args.slope = A(in.coefficient);
   args.proj = proj.data_ptr<A>();
-  // Depends on sizes alone, so that sums do not depend on which gradients are needed.
+  // A function of sizes alone, so that sums do not depend on which gradients are needed.
   const bool few = in.edge_dim() <= kMostHidden;
   const bool of_attr_too = of_attr && few && makes_attr_grad<A>(args.edges.heads, args.channels);
   Tensor sums;

@@ -34,7 +34,7 @@ inline at::Tensor with_dim(const at::Tensor& t, Score score) {
 struct AttentionCall {
   at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]; gat: a value per node, D = 1, in the opmath dtype
   OptTensor value;                 // [Ns, H, C]; none: src
-  OptTensor att;                   // [H, D]; cosine: its factor, [H, 1]; in the rows' dtype or their opmath dtype
+  OptTensor att;                   // [H, D]; cosine: the factor, [H, 1]; in the rows' dtype or their opmath dtype
   OptTensor edge_attr, edge_proj;  // [E, De], [H, D, De]
   OptTensor edge_scale;            // [E, H]
   GraphArrays graph;
@@ -63,7 +63,7 @@ struct AttentionCall {
   std::array<int64_t, 3> stats_shape() const { return {dst.is_cuda() ? 1 : 2, num_dst(), heads()}; }
 };
 
-// Checks an array with one value per edge, in the order of one direction, that follows the edge ids in its array list.
+// Checks an array with one value per edge in CSR or CSC order, which follows the edge ids in the list of graph arrays.
 inline void check_behind_ids(const char* op, const char* name, const at::Tensor& t, int64_t edges, at::ScalarType dtype,
                              const at::Device& device) {
   check_shape(op, name, t, {edges});

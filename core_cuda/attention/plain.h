@@ -1,5 +1,5 @@
-// The plain form of attention, for second derivatives: a program, without edge tensors, where that is of use, and else
-// differentiable PyTorch ops with them.
+// The plain form of attention, for second derivatives: a generated program, without edge tensors, where the op
+// attention_program has one, and else differentiable PyTorch ops, with edge tensors.
 #pragma once
 
 #include "../common/second_derivatives.h"
@@ -12,7 +12,7 @@ namespace edgeless {
 Tensor dropout_factors(const Tensor& ids, const OptTensor& seed, double p, int64_t num_edges, int64_t heads,
                        const at::TensorOptions& options);
 
-// A call without its inputs, which are passed in the order of AttentionInput, undefined where missing.
+// A call without its inputs. These are passed to each function in the order of AttentionInput, undefined where missing.
 class PlainAttention {
  public:
   explicit PlainAttention(const AttentionCall& call);
@@ -26,7 +26,7 @@ class PlainAttention {
  private:
   struct Edges;
 
-  // The result as the op attention_program computes it, undefined if it does not.
+  // The result of the op attention_program, undefined if the op returns none.
   Tensor by_program(const variable_list& inputs, bool weights) const;
 
   std::vector<Tensor> csr_, csc_;

@@ -64,7 +64,7 @@ class CallKey {
       return true;
     }
     if (!is_plain(value)) return false;
-    put('p', Py_TYPE(value));  // its type too, because True == 1 == 1.0
+    put('p', Py_TYPE(value));  // the type too, because True == 1 == 1.0
     compared_.append(py::handle(value));
     leaves_.append(py::handle(value));
     return true;
@@ -105,8 +105,8 @@ py::object call_key(const py::tuple& args, const py::dict& kwargs, int64_t devic
 
 // The model -----------------------------------------------------------------------------------------------------------
 
-// A snapshot of a dictionary's values, in their order. The references are borrowed: the Python object that calls owns
-// the dictionary and the values, because Python's garbage collector cannot see references from here.
+// A snapshot of a dictionary's values, in their order. The references are borrowed: the Python object that owns this
+// one also owns the dictionary and the values, because Python's garbage collector cannot see references from here.
 class Values {
  public:
   explicit Values(PyObject* of) {
@@ -144,8 +144,8 @@ class Values {
   std::vector<PyObject*> now_;
 };
 
-// The checks that State of shared/capture/keys.py makes in every call. The State owns this object and all that it
-// points to.
+// The checks that State of shared/capture/keys.py makes in every call. The State owns this object and all objects that
+// this one points to.
 class ModelState {
  public:
   // tables: the dictionaries of parameters, buffers and modules. hooks: the dictionaries that must be empty. inner: the
@@ -193,7 +193,7 @@ class ModelState {
         if (!inner.attributes.equal_those_of(dict_of(inner.module).ptr())) return false;
       }
       return own_.equal_those_of(own.ptr(), apart_);
-    } catch (py::error_already_set&) {  // as in comparing two arrays, which then are different objects
+    } catch (py::error_already_set&) {  // a comparison of two arrays, for instance, which are then different objects
       return false;
     }
   }

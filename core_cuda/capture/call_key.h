@@ -4,7 +4,7 @@
 
 namespace edgeless {
 
-// Adds call_key() and ModelState to the module: how edgeless.capture tells calls apart.
+// Adds call_key() and ModelState, by which edgeless.capture distinguishes calls, to the module.
 void define_call_key(pybind11::module_& m);
 
 }  // namespace edgeless

@@ -38,7 +38,7 @@ struct Recorded : torch::CustomClassHolder {
   int64_t calls = 0;
   std::weak_ptr<void> pending;  // alive while the backward of the last call may still run
 
-  // An autograd thread may run this.
+  // May run in an autograd thread, without the GIL.
   ~Recorded() override {
     if (!Py_IsInitialized()) {
       forward.release(), held.release();
@@ -103,7 +103,7 @@ std::vector<int64_t> versions(const c10::List<Tensor>& tensors) {
   return found;
 }
 
-// Gradients whose differentiation raises an error, as that of PyTorch's once_differentiable.
+// Returns the gradients such that their differentiation raises the error of PyTorch's once_differentiable.
 variable_list with_delayed_errors(const variable_list& grads) {
   const py::gil_scoped_acquire gil;
   const py::module_ functions = py::module_::import("torch").attr("_C").attr("_functions");
@@ -197,7 +197,7 @@ class RecordedCall {
     recorded_->backwards.push_back({std::move(used), std::move(replay), std::move(grad_outputs), std::move(all)});
   }
 
-  // parameters: those that get gradients.
+  // parameters: the model's parameters that get gradients.
   variable_list operator()(variable_list moving, const variable_list& parameters) const {
     TORCH_CHECK_VALUE(moving.size() == recorded_->inputs.size(), "capture: the call was recorded with ",
                       recorded_->inputs.size(), " tensors, got ", moving.size());

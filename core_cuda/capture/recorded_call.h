@@ -4,7 +4,7 @@
 
 namespace edgeless {
 
-// Adds RecordedCall to the module: what edgeless.capture replays.
+// Adds RecordedCall, a call that edgeless.capture replays, to the module.
 void define_recorded_call(pybind11::module_& m);
 
 }  // namespace edgeless

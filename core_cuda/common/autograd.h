@@ -1,5 +1,5 @@
-// Shared parts of the ops' autograd. An autograd function stands between an op and the kernels of a device: it calls
-// the op again below autograd and saves what the backward needs. It reads no sizes and keeps no state outside its
+// Shared parts of the ops' autograd. An autograd function runs between an op and the kernels of a device: it calls the
+// op again below autograd and saves the tensors that the backward reads. It reads no sizes and has no state outside its
 // context, so torch.compile can trace through it. Compiled autograd does not support results without a gradient: a
 // function returns these through a pointer argument.
 #pragma once
@@ -39,8 +39,8 @@ class Kernels {
     return handle_.call(std::forward<Args>(args)...);
   }
 
-  // Calls the op with autograd and all dispatch keys above it. For backwards that can be differentiated: the history of
-  // a batched gradient is inside the batch, so the batch must be unpacked before autograd sees it.
+  // Calls the op with autograd and all dispatch keys above it. Used by backwards that can be differentiated: the
+  // history of a batched gradient is inside the batch, so the batch must be unpacked before autograd sees it.
   Result op(Args... args) const { return handle_.call(std::forward<Args>(args)...); }
 
  private:
@@ -66,8 +66,8 @@ inline std::vector<Tensor> in_a_list(const FiveTensors& of) {
   return std::apply([](const auto&... t) { return std::vector<Tensor>{t...}; }, of);
 }
 
-// Base of all autograd functions here, instead of torch's. T has forward and backward; its backward runs with the
-// engine that was chosen when its forward ran, in whatever thread and at whatever time.
+// Base of all autograd functions here, instead of torch's. T has forward and backward. In any thread and at any time,
+// the backward runs with the engine that was chosen when the forward ran.
 template <class T>
 struct Function : torch::autograd::Function<Function<T>> {
   static constexpr bool is_traceable = true;
@@ -99,7 +99,7 @@ inline void save(AutogradContext* ctx, at::ArrayRef<Optional<Tensor>> tensors, c
   ctx->save_for_backward(std::move(all));
 }
 
-// Reads what save() saved; missing tensors are undefined. `count`: the tensors in front of the graph.
+// Reads the tensors that save() saved; missing tensors are undefined. `count`: the number of tensors before the graph.
 class Saved {
  public:
   Saved(const AutogradContext* ctx, size_t count)
@@ -129,7 +129,7 @@ inline bool is_traced(const Tensor& t) {
   return t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
 }
 
-// Tells whether an input needs a gradient. To be called once per input, in order: autograd numbers only the inputs that
+// Tells whether an input needs a gradient. To be called once per input, in order: autograd counts only the inputs that
 // were given.
 class Needs {
  public:
@@ -142,12 +142,12 @@ class Needs {
   size_t next_ = 0;
 };
 
-// True if a tensor stands for a batch of tensors (batched.cpp) and has no storage.
+// True if a tensor represents a batch of tensors (batched.cpp) and has no storage.
 inline bool is_batched(const Tensor& t) {
   return t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
 }
 
-// [N, H, C] as [N, H * C] and back, by ops with batching rules; flatten and unflatten have none.
+// Reshape [N, H, C] to [N, H * C] and back by ops with batching rules, which flatten and unflatten lack.
 inline Tensor heads_joined(const Tensor& t) { return t.reshape_symint({t.sym_size(0), t.sym_size(1) * t.sym_size(2)}); }
 inline Tensor heads_apart(const Tensor& t, const c10::SymInt& heads, const c10::SymInt& channels) {
   return t.view_symint({t.sym_size(0), heads, channels});

@@ -1,5 +1,5 @@
 // Batched gradients: torch.autograd.grad(is_grads_batched=True) and torch.autograd.functional.jacobian(vectorize=True).
-// Both run a backward once, on tensors that stand for a batch of gradients. Torch's fallback calls an op once per batch
+// Both run a backward once, on tensors that represent a batch of gradients. Torch's fallback calls an op once per batch
 // element but does not support lists of tensors; this fallback does. It is registered for every op that a backward
 // calls.
 #include <ATen/ATen.h>
@@ -17,7 +17,7 @@ namespace {
 using at::Tensor;
 using c10::IValue;
 
-// `value` with every tensor t, also within lists, replaced by f(t).
+// Returns `value` with every tensor t, also within lists, replaced by f(t).
 template <class F>
 IValue map_tensors(const IValue& value, F&& f) {
   if (value.isTensor()) return value.toTensor().defined() ? IValue(f(value.toTensor())) : value;
@@ -39,7 +39,7 @@ IValue map_tensors(const IValue& value, F&& f) {
 }
 
 struct Batch {
-  int64_t level = -1, size = 0;  // of the innermost batch dimension among all arguments
+  int64_t level = -1, size = 0;  // level and size of the innermost batch dimension among all arguments
 };
 
 const at::BatchDim* find(const Tensor& t, int64_t level) {
@@ -65,7 +65,7 @@ Batch innermost(at::ArrayRef<IValue> arguments) {
   return batch;
 }
 
-// Element `index` of `t` along the batch dimension of `level`; the element keeps its other batch dimensions.
+// Returns element `index` of `t` along the batch dimension of `level`, with its other batch dimensions.
 Tensor at_index(const Tensor& t, int64_t level, int64_t index) {
   const at::BatchDim* own = find(t, level);
   if (!own) return t;

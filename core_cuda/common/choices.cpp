@@ -16,9 +16,9 @@ using BlocksOfThread = std::vector<std::shared_ptr<Choice::Block>>;  // the bloc
 
 bool is_open(const std::shared_ptr<Choice::Block>& block) { return block->open.load(std::memory_order_relaxed); }
 
-// Torch copies these pointers from the thread that calls backward() to its autograd threads and does not look at them.
-// Several threads may hold one list, so a list is never changed. The lists are not Python objects, because freeing one
-// must not need the GIL, which a thread that ends cannot take.
+// Torch copies these pointers from the thread that calls backward() to its autograd threads and does not dereference
+// them. Several threads may hold the same list, so lists are immutable. They are not Python objects, because freeing a
+// list must not need the GIL, which a thread that ends cannot acquire.
 const BlocksOfThread* blocks_of_thread(const std::string& key) {
   using at::impl::ThreadLocalPythonObjects;
   if (!ThreadLocalPythonObjects::contains(key)) return nullptr;

@@ -24,7 +24,7 @@ class Choice {
   Choice(std::string key, std::vector<std::string> names) : key_(std::move(key)), names_(std::move(names)) {}
 
   const std::vector<std::string>& names() const { return names_; }
-  int chosen() const;  // index into names(): what the calling thread's most recent open block chose
+  int chosen() const;  // index into names() of the choice of the calling thread's most recent open block, else 0
 
   // Blocks of several tasks or generators of one thread may end in any order, and in another thread than the one that
   // began them. end() closes the given block and no other.

@@ -16,7 +16,7 @@
 namespace edgeless {
 namespace {
 
-// A symbol of a library that is loaded already, or null.
+// Returns a symbol of a library that is loaded already, or null.
 void* symbol_of([[maybe_unused]] const char* library, [[maybe_unused]] const char* windows_library, const char* name) {
 #ifdef _WIN32
   const HMODULE loaded = GetModuleHandleA(windows_library);
@@ -27,7 +27,8 @@ void* symbol_of([[maybe_unused]] const char* library, [[maybe_unused]] const cha
 #endif
 }
 
-// torch's stable C interface has the first function; versions that lack it are asked by the C++ names of the other two.
+// The first function is part of torch's stable C interface. In versions of torch without it, the other two are found by
+// their C++ names.
 struct Functions {
   int32_t (*of_c)(int32_t, void**) = nullptr;
   c10::Stream (*current)(int8_t) = nullptr;       // c10::cuda::getCurrentCUDAStream; a CUDAStream is a c10::Stream

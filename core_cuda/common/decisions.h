@@ -17,7 +17,7 @@
 
 namespace edgeless {
 
-// An op and what it reads per edge.
+// An op, and the rows and weights that it reads per edge.
 struct OpShape {
   std::string op;  // "spmm", or "dot_D64" and "dot_backward_D64" for attention with heads of 64 features
   at::ScalarType dtype;
@@ -61,8 +61,8 @@ class Decisions : public std::enable_shared_from_this<Decisions> {
 std::optional<Decision> decision_for(at::TensorList csr, const OpShape& shape);
 
 // Returns `chosen` or, if that is Engine::automatic, the engine that was decided for these arrays. Costs one atomic
-// load while no graph of the process has decisions. `head_dim` is appended to the names of ops that are decided by it:
-// "dot_D" and 64 give "dot_D64".
+// load while no graph of the process has decisions. `head_dim` is appended to the names of ops whose decisions depend
+// on it: "dot_D" and 64 give "dot_D64".
 Engine decided_engine(Engine chosen, at::TensorList csr, const char* op, at::ScalarType dtype, int64_t width,
                       bool weighted, int64_t head_dim = 0);
 

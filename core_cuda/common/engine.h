@@ -10,14 +10,14 @@
 
 namespace edgeless {
 
-// In the order of the names in engine.cpp.
+// The order is that of the names in engine.cpp.
 enum class Engine : int { automatic, rowsplit, cusparse, cusparse_alg2, wsb };
 
 // Returns the calling thread's choice.
 Engine chosen_engine();
 
-// The engine by which gradients of extrema are computed on CUDA (reduction/cuda/plan.h): by the plan, or the one that
-// a test chose for a block of code.
+// The name of the algorithm for gradients of extrema on CUDA (reduction/cuda/plan.h) that a test chose for a block of
+// code. kAnyGradientEngine: the plan chooses.
 constexpr const char* kAnyGradientEngine = "auto";
 const std::string& chosen_gradient_engine();
 

@@ -1,4 +1,4 @@
-// The arrays of a graph as ops receive them and as autograd functions pass them on.
+// The arrays of a graph, in the form that ops and autograd functions receive.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ enum Direction : size_t { kInCsr, kInCsc };
 
 struct GraphArrays {
   // Each is indptr, indices and, where the op needs edge ids and they differ from the positions, edge ids; for some ops
-  // csc holds more.
+  // csc has further arrays.
   at::TensorList csr, csc;
   // Edges of the longest row of csr and of csc; -1 if unknown.
   std::array<int64_t, 2> max_degrees{-1, -1};

@@ -1,14 +1,14 @@
-// For autograd functions whose backward needs the result that the forward returns. Users overwrite results in place
-// (nn.ReLU(inplace=True), `out += x`, `out[0] = 0`), and upstream layers that do not save their result train all the
-// same.
+// Saves the result that a forward returns, for autograd functions whose backward reads it. Users overwrite results in
+// place (nn.ReLU(inplace=True), `out += x`, `out[0] = 0`), and upstream layers that do not save their result support
+// that.
 //
 // So the result is saved optimistically, as an alias with a version counter of its own, which autograd accepts. A
 // witness, an empty tensor that shares the result's version counter, is saved with the version at that time. If the
 // backward finds another version, it recomputes the result from the saved inputs: kernels give the same bits in every
 // run, and the dropout mask follows from a saved seed. Only in-place writes cost that second forward.
 //
-// Saved-tensor hooks, as of checkpointing or offloading, get a copy: a hook may read its tensor after the user has
-// overwritten the result, and the tensor it returns does not carry the result's version.
+// Saved-tensor hooks, such as those of checkpointing or offloading, get a copy: a hook may read its tensor after the
+// user has overwritten the result, and the tensor that the hook returns does not carry the result's version.
 //
 // Writes that torch does not count (`out.data`, NumPy, DLPack) are not detected; see docs/choosing.md.
 #pragma once

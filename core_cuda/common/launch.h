@@ -1,4 +1,4 @@
-// The device, stream and device attributes of a CUDA op, by torch's interface for any device. No CUDA.
+// The device, stream and device attributes of a CUDA op, through torch's interface for all devices. No CUDA.
 #pragma once
 
 #include <c10/core/DeviceGuard.h>

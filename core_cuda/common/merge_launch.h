@@ -1,4 +1,4 @@
-// Launches of the kernels that merge the segments of hubs (merge.cuh, fold.cuh). No CUDA and no torch.
+// Launches of the kernels that merge the segments of hubs (merge.cuh, segment_reduce.cuh). No CUDA and no torch.
 #pragma once
 
 #include "../jit/launch.h"
@@ -12,13 +12,13 @@ inline jit::Size merge_grid(int64_t slots, int64_t numbers) {
   return {merge_blocks(slots), (numbers + kMergeThreads - 1) / kMergeThreads};
 }
 
-// Merges what a segment reduction kept in the fix-up workspace. header: defines the functor `fold`. args_type: the type
-// of args.
+// Merges the segments that a segment reduction stored to the fix-up workspace. header: the file that defines `reducer`.
+// args_type: the C++ type of args.
 template <class Args>
-void merge_fold(const jit::Queue& queue, const char* header, const jit::Instance& fold, bool wide_index,
-                jit::Type args_type, const Args& args) {
+void merge_reduced(const jit::Queue& queue, const char* header, const jit::Instance& reducer, bool wide_index,
+                   jit::Type args_type, const Args& args) {
   if (!args.plan.hubs) return;
-  const jit::Expression kernel(header, "merge_fold_kernel", {fold, index_type(wide_index), args_type});
+  const jit::Expression kernel(header, "merge_reduced_kernel", {reducer, index_type(wide_index), args_type});
   jit::launch(queue, kernel, {merge_grid(args.plan.slots, args.vectors), kMergeThreads}, args);
 }
 

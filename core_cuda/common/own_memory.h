@@ -50,7 +50,7 @@ inline void check_not_written_over(AutogradContext* ctx, const char* what) {
               "retain_graph=True");
 }
 
-// Frees the storage of a tensor that others still reference but do not read again.
+// Frees the storage of a tensor that other code still references but does not read again.
 inline void give_back(const Tensor& t) {
   c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(at::DataPtr(nullptr, t.device()));

@@ -48,7 +48,7 @@ class OwnersByArrays {
     }
   }
 
-  // Null if these arrays have no live owner.
+  // Returns the owner of these arrays, or null if they have no live owner.
   std::shared_ptr<Owner> find(const ArraysPlace& place) {
     const std::lock_guard lock(mutex_);
     const auto found = owners_.find(place);
@@ -60,8 +60,8 @@ class OwnersByArrays {
   }
 
  private:
-  // Only find() locks `held`, and returns what it locked: the last reference to an owner must not be dropped under the
-  // mutex.
+  // Only find() locks `held`, and returns the locked reference: the last reference to an owner must not be dropped
+  // under the mutex.
   struct Entry {
     const Owner* address;
     std::weak_ptr<Owner> held;

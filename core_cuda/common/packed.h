@@ -1,8 +1,8 @@
 // Matrices that are column ranges of one tensor: the results of the op `project` for several linear maps of one input,
-// and their gradients from the attention. One GEMM then reads all of them without a copy.
+// and their gradients from the attention. One GEMM then reads all of these matrices without a copy.
 //
-// Ops and autograd pass them as separate tensors, so the receiver recovers the layout by Packed::of(). No other code
-// compares strides for that.
+// Ops and autograd pass the matrices as separate tensors, so the receiver recovers the layout by Packed::of(). No other
+// code compares strides for this purpose.
 #pragma once
 
 #include <ATen/ATen.h>

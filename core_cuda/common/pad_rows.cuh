@@ -9,7 +9,7 @@
 
 namespace edgeless::cuda {
 
-// N: unsigned integer of the values' size. T: unsigned integer that can index all vectors.
+// N: unsigned integer type of the values' size. T: unsigned integer type that can index all vectors.
 template <class N, class T>
 __device__ void pad_vector(const RowsCopy& copy, T at) {
   constexpr int kNumbers = 16 / sizeof(N);

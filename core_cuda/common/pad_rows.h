@@ -7,7 +7,8 @@
 
 namespace edgeless::cuda {
 
-// [rows, heads, dim] of any strides, to [rows, heads, padded] contiguous; padded is a multiple of 16 bytes.
+// A copy of rows [rows, heads, dim] of any strides to contiguous rows [rows, heads, padded]. Heads of `padded` values
+// are a multiple of 16 bytes long.
 struct RowsCopy {
   const char* from = nullptr;
   char* to = nullptr;                                  // aligned to 16 bytes
@@ -17,7 +18,7 @@ struct RowsCopy {
   bool halves = false;  // heads are contiguous, aligned to 8 bytes and a multiple of 8 bytes long
 };
 
-// 16-byte vectors that a copy writes.
+// Number of 16-byte vectors that a copy writes.
 constexpr int64_t vectors_of(const RowsCopy& copy) { return copy.rows * copy.heads * (copy.padded * copy.size / 16); }
 
 constexpr int kMostCopies = 8;

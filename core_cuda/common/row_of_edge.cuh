@@ -17,7 +17,7 @@ __device__ __forceinline__ int64_t id_of_edge(const CompressedGraph& graph, bool
   return graph.edge_ids ? index_at(graph.edge_ids, position, wide) : position;
 }
 
-// Edges that belong to a row; the arrays may have unused room beyond the last row's end.
+// Number of edges that belong to a row; the arrays may have unused entries beyond the last row's end.
 __device__ __forceinline__ int64_t edges_in_rows(const CompressedGraph& graph, bool wide) {
   return min(graph.num_edges, index_at(graph.indptr, graph.num_rows, wide));
 }

@@ -1,10 +1,10 @@
 // The kernels of prefix sums and maxima (scan.h), which take three launches: every block reduces its tile to a total,
-// one block scans the totals, and every block scans its tile behind the totals of the tiles before it. If there is one
-// tile, the last launch suffices.
+// one block scans the totals, and every block scans its tile, starting from the scanned total of the tiles before it.
+// If there is one tile, the last launch suffices.
 //
-// A warp has kScanItems consecutive groups of 32 numbers of a tile, and a lane has one number of each group. So global
-// memory is accessed in whole lines, and the shuffles that scan the groups do not wait for each other. The thread that
-// reads a number is the one that writes it.
+// A warp has kScanItems consecutive groups of 32 values of a tile, and a lane has one value of each group. So global
+// memory is accessed in whole lines, and the shuffles that scan the groups do not wait for each other. The same thread
+// reads and writes a value.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,11 @@ __device__ __forceinline__ I scanned(I a, I b) {
   return a < b ? b : a;
 }
 
-// The identity.
+// The identity of the scan.
 template <Scan kOf, class I>
 constexpr I kScanOfNone = kOf == Scan::sum ? I(0) : static_cast<I>(I(1) << (8 * sizeof(I) - 1));
 
-// Inclusive, over the lanes. Whole warp.
+// Inclusive scan over the lanes. Called by whole warps.
 template <Scan kOf, class I>
 __device__ __forceinline__ I scan_of_warp(I x) {
   const int lane = threadIdx.x % 32;
@@ -41,7 +41,8 @@ struct Scanned {
   I before, all;
 };
 
-// The sum or maximum over the warps before this one, and over all. of_warp: the warp's, in all lanes. Whole block.
+// The sum or maximum over the warps before this one, and over all warps. of_warp: the warp's total, in all lanes.
+// Called by the whole block.
 template <Scan kOf, class I, int kWarps>
 __device__ __forceinline__ Scanned<I> scan_of_warps(I of_warp, I (&of_warps)[kWarps]) {
   const int warp = threadIdx.x / 32;
@@ -58,7 +59,7 @@ __device__ __forceinline__ Scanned<I> scan_of_warps(I of_warp, I (&of_warps)[kWa
   return found;
 }
 
-// The same over threads. Whole block.
+// The sum or maximum of x over the threads before this one, and over all threads. Called by the whole block.
 template <Scan kOf, class I, int kWarps>
 __device__ __forceinline__ Scanned<I> scan_of_threads(I x, I (&of_warps)[kWarps]) {
   const I here = scan_of_warp<kOf>(x), below = __shfl_up_sync(kFullWarp, here, 1);
@@ -69,13 +70,13 @@ __device__ __forceinline__ Scanned<I> scan_of_threads(I x, I (&of_warps)[kWarps]
 
 constexpr int kScanWarps = kScanThreads / 32;
 
-// Scans the tile that begins at number `begin` of `count`. before: the scan of all tiles before it. Returns the tile's
-// total. Whole block.
+// Scans the tile that begins at value `begin` of `count`. before: the scan of all tiles before this one. Returns the
+// tile's total. Called by the whole block.
 template <Scan kOf, bool kInclusive, class I>
 __device__ __forceinline__ I scan_tile(I* numbers, int64_t begin, int64_t count, I before, I (&of_warps)[kScanWarps]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = begin + warp * (kScanItems * 32) + lane;
-  I x[kScanItems], all = kScanOfNone<kOf, I>;  // all: of the warp's groups
+  I x[kScanItems], all = kScanOfNone<kOf, I>;  // all: total of the warp's groups so far
 #pragma unroll
   for (int k = 0; k < kScanItems; ++k) x[k] = first + k * 32 < count ? numbers[first + k * 32] : kScanOfNone<kOf, I>;
 #pragma unroll
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_totals_kernel(const I* numb
   if (threadIdx.x == 0) totals[blockIdx.x] = all;
 }
 
-// Exclusive, by one block.
+// Exclusive scan of the totals, by one block.
 template <class I, Scan kOf>
 __global__ void __launch_bounds__(kScanThreads) scan_of_totals_kernel(I* totals, int64_t count) {
   __shared__ I of_warps[kScanWarps];

@@ -5,8 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-// EACH(name, functor): the user-visible name of a score and the struct that implements it in cpu/scores.h and
-// cuda/scores.cuh. The dispatch of both devices, the Python names and the lists of the tests derive from this list.
+// EACH(name, functor): the user-visible name of a score and the struct that implements it in
+// attention/cpu/scores.h and attention/cuda/scores.cuh. The dispatch of both devices, the Python names and the lists of
+// the tests derive from this list.
 #define EDGELESS_SCORES(EACH) \
   EACH(dot, DotScore)         \
   EACH(gatv2, Gatv2Score)     \

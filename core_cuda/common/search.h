@@ -5,7 +5,7 @@
 
 namespace edgeless {
 
-// The first number in [begin, end) for which is_behind holds, or `end`. is_behind must be monotonic.
+// Returns the first integer in [begin, end) for which is_behind holds, or `end`. is_behind must be monotonic.
 template <class F>
 constexpr int64_t first_behind(int64_t begin, int64_t end, const F& is_behind) {
   while (begin < end) {

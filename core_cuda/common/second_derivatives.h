@@ -29,7 +29,7 @@ inline Tensor with_history(const Tensor& saved, size_t i) {
   return copy;
 }
 
-// The same for consecutive inputs from `first` on.
+// with_history() for consecutive inputs from index `first` on.
 inline variable_list with_histories(at::TensorList saved, size_t first) {
   variable_list all;
   for (const Tensor& t : saved) all.push_back(with_history(t, first + all.size()));
@@ -78,8 +78,8 @@ struct KernelGradients : torch::autograd::Function<KernelGradients> {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto count = static_cast<size_t>(ctx->saved_data.at("inputs").toInt());
     const std::vector<int64_t> places = ctx->saved_data.at("places").toIntVector();
-    // Make every tensor a separate node: else the gradient of an input would include paths through other tensors that
-    // are computed from it.
+    // Makes every tensor a separate node: else the gradient of an input would include paths through other tensors that
+    // are computed from this input.
     variable_list all = ctx->get_saved_variables();
     for (Tensor& t : all) {
       if (t.defined() && t.requires_grad()) t = t.view_as(t);

@@ -5,11 +5,12 @@
 
 namespace edgeless::cuda {
 
-// Storage type of feature rows. f16x4 and bf16x4 are 16-bit attention heads of at most four values, which are loaded as
-// vectors of 8 bytes; attention loads all others as vectors of 16 bytes.
+// Storage type of feature rows. f16x4 and bf16x4 are 16-bit attention heads that are loaded as vectors of 8 bytes:
+// those of at most four values and, for five lanes, of 17 to 20 (storage_of_rows() in attention/cuda/plan.h). Attention
+// loads all others as vectors of 16 bytes.
 enum class Storage : uint8_t { f32, f16, bf16, f64, f16x4, bf16x4 };
 constexpr bool is_of_four(Storage storage) { return storage == Storage::f16x4 || storage == Storage::bf16x4; }
-// 16-bit values, eight per vector.
+// True for 16-bit values, eight per vector.
 constexpr bool is_half(Storage storage) { return storage == Storage::bf16 || storage == Storage::f16; }
 
 // A CSR, or a CSC as the CSR of the transpose. The three arrays are all int32 or all int64.

@@ -1,6 +1,6 @@
 // float32 products on tensor cores: each factor is split into two TF32 values, the nearest one and the remainder. The
-// product of the two remainders may be omitted; the result is still as exact as float32 arithmetic. TF32 holds 16-bit
-// values exactly. No torch.
+// product of the two remainders may be omitted; the result is still as accurate as float32 arithmetic. TF32 holds
+// 16-bit values exactly. No torch.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace edgeless::cuda {
 
 __device__ __forceinline__ void split(float x, uint32_t& nearest, uint32_t& rest) {
   nearest = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-  rest = __float_as_uint(x - __uint_as_float(nearest));  // mma ignores its lowest 13 bits
+  rest = __float_as_uint(x - __uint_as_float(nearest));  // mma ignores the lowest 13 bits
 }
 
 // c = a b if `fresh`, else c += a b, for tiles a [16, 8] and b [8, 8].

@@ -9,10 +9,10 @@ namespace edgeless::cuda {
 
 constexpr int kThreads = 256;  // threads per block
 
-// Thread blocks for so many threads.
+// Number of thread blocks for `threads` threads.
 constexpr int64_t blocks_for(int64_t threads) { return (threads + kThreads - 1) / kThreads; }
 
-// Edges per block of kThreads: enough that the search for its first and last row is a small part of its work.
+// Edges per block of kThreads: enough to make the search for the block's first and last row a small part of its work.
 constexpr int kEdgesOfBlock = 2048;
 
 constexpr int64_t blocks_for_edges(const CompressedGraph& graph) {

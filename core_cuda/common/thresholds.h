@@ -1,9 +1,9 @@
 // All measured crossover points between kernels and layouts on a GPU. The number in parentheses is the record of the
 // measurement in docs/decisions/.
 //
-// They were measured on Hopper (sm_90, an H200) and are used from sm_80 on, since nobody has measured elsewhere. What
-// differs between devices of a family (SMs, bytes of L2 and of shared memory) is an input of the plans. Tests call the
-// plans without a GPU, for the sizes of an A100 and of an H200. No CUDA and no torch.
+// The points were measured on Hopper (sm_90, an H200) and are used from sm_80 on; no other architecture has been
+// measured. Properties in which devices of a family differ (SMs, bytes of L2 and of shared memory) are inputs of the
+// plans. Tests call the plans without a GPU, for the sizes of an A100 and of an H200. No CUDA and no torch.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace edgeless::cuda {
 
 // The host ----------------------------------------------------------------------------------------------------------
 
-// Rows below which a product takes less time than its launch. There the fewest launches win, and copies cost nothing
-// (0022).
+// Number of rows below which a product takes less time than its launch. There the fewest launches are fastest, and
+// copies cost nothing (0022).
 constexpr int64_t kLaunchBoundRows = 1 << 15;
 
 // Graphs ------------------------------------------------------------------------------------------------------------
 
-// Edges up to which a graph is sorted by a single launch, whose blocks wait for each other (0044).
+// Number of edges up to which a single launch, whose blocks wait for each other, sorts a graph (0044).
 constexpr int64_t kSmallGraphEdges = 1 << 18;
 
 // Tile loops --------------------------------------------------------------------------------------------------------
@@ -32,9 +32,10 @@ constexpr int64_t kManyEdgesARow = 8, kFewEdgesARow = 3;
 // Quota of a worker in units of work (common/partition.h): kMostShare hides a block's start; smaller graphs go down to
 // kLeastShare, to have kBlocksOfAProcessor blocks per SM (0011).
 constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;
-// Whether a single wave is profitable, in which every worker has a quota of `share` units and no block starts after
-// another ends: where rows are long and all gathered rows stay in L2, whichever are processed together (0056).
-constexpr bool one_turn_pays(int64_t share, int64_t num_edges, int64_t num_rows, int64_t gathered_bytes,
+// True if a single wave is profitable, in which every worker has a quota of `share` units and no block starts after
+// another ends: for long rows, if all gathered rows fit in L2, so that it does not matter which are in use at a time
+// (0056).
+constexpr bool one_wave_pays(int64_t share, int64_t num_edges, int64_t num_rows, int64_t gathered_bytes,
                              int64_t l2_bytes) {
   constexpr int64_t kMost = 384;
   return num_edges >= kManyEdgesARow * num_rows && gathered_bytes <= l2_bytes && share >= kLeastShare && share <= kMost;
@@ -43,7 +44,7 @@ constexpr bool one_turn_pays(int64_t share, int64_t num_edges, int64_t num_rows,
 // Attention ---------------------------------------------------------------------------------------------------------
 
 // Target occupancy in blocks per SM. Passed to __launch_bounds__, so it caps registers; the planner assumes it is
-// reached. plain: a kernel without options; vectors: per lane; numbers: registers that these take in the opmath dtype;
+// reached. plain: a kernel without options; vectors: per lane; numbers: registers of these vectors in the opmath dtype;
 // edges: rows of a batch that a lane reads; narrow: a sub-warp has one or two lanes; edge_term: the kernel adds gatv2's
 // edge term. Chosen by the kernels' times on five graphs (0011, 0041, 0043, 0052).
 constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges, bool narrow,
@@ -62,7 +63,7 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
   }
   if (narrow && !plain && score != Score::gat && forward) return numbers > 4 ? 4 : 5;
   if (numbers > 16) return 2;
-  if (numbers > 8) {  // two gathered rows of so many values, or one and options, need the registers of a third block
+  if (numbers > 8) {  // two gathered rows this wide, or one and options, need the registers of a third block
     const bool two_rows = score == Score::dot || score == Score::gatv2 || (score == Score::cosine && vectors > 2);
     const bool with_options =
         forward ? edge_term && vectors > 2 : score == Score::gat && pass == Pass::by_src && !plain;
@@ -76,9 +77,9 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
   if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
   return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
 }
-// The most of these where values or ids have 64 bits, which take the registers of further blocks.
+// Upper limit of min_blocks() for 64-bit values or ids, which need the registers of further blocks.
 constexpr int most_long_blocks(Pass pass, Score score) { return score == Score::gat && pass != Pass::by_src ? 5 : 4; }
-// Target occupancy of the kernels of attention/cuda/mma.cuh. lanes: per sub-warp; vectors: per lane.
+// Target occupancy of the kernels of attention/cuda/mma.cuh. lanes: lanes per sub-warp; vectors: vectors per lane.
 constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vectors) {
   if (pass == Pass::forward) return vectors == 1 ? 5 : 4;
   if (vectors == 1) return 4;
@@ -92,47 +93,48 @@ constexpr int most_without_mma(Pass pass, Score score) {
   if (pass == Pass::forward) return score != Score::gatv2 ? 4 : 2;
   return score == Score::dot ? 8 : 4;
 }
-// And from which on the kernels of attention/cuda/mma.cuh have no registers left.
+// Vectors of a row beyond which the kernels of attention/cuda/mma.cuh have no registers left.
 constexpr int kMmaVectors = 16;
 constexpr bool use_mma(Pass pass, Score score, bool halves, int vectors) {
   return halves && score != Score::gat && vectors <= kMmaVectors && vectors > most_without_mma(pass, score);
 }
-// Their edges per batch. vectors: per lane.
+// Edges per batch of the kernels of attention/cuda/mma.cuh. vectors: vectors per lane.
 constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
 
-// Edges per batch: four. Eight where rows of the graph are long and an edge gathers only one feature row, which leaves
-// registers for 16 or more warps. Two where rows are short and values are float32: there instructions take the time,
-// including those for batch entries beyond a row's end (0012).
+// A batch has four edges, except in two cases (0012). It has eight where rows of the graph are long and an edge gathers
+// only one feature row, which leaves registers for 16 or more warps (many_edges()). It has two where rows are short and
+// values are float32 (kFewEdges): instructions then take the time, including those for batch entries beyond a row's
+// end.
 constexpr int many_edges(Pass pass, Score score) {
   return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
 }
 constexpr int kFewEdges = 2;
-// Whether two edges per batch are profitable where rows of the graph are short, for float32 rows and for narrow rows of
+// True if two edges per batch are profitable where rows of the graph are short, for float32 rows and for narrow rows of
 // any type (0012, 0041).
 constexpr bool few_edges_pay(Pass pass, Score score, bool narrow) {
   if (narrow) return score == Score::gat || pass == Pass::forward;
   return score == Score::gatv2 || score == Score::gat || (score == Score::dot && pass == Pass::forward);
 }
-// Whether narrow rows have narrow sub-warps with options too. The heads of a node end their rows together; with one
-// head, a warp ends as many rows as it has sub-warps, each at another time, which is profitable only where an edge
+// True if narrow rows also have narrow sub-warps in kernels with options. The heads of a node end their rows together;
+// with one head, each sub-warp of a warp ends its rows at a different time, which is profitable only where an edge
 // needs much work (0041).
-constexpr bool narrow_teams_pay(Pass pass, Score score, int heads, bool short_rows, bool few_rows) {
+constexpr bool narrow_sub_warps_pay(Pass pass, Score score, int heads, bool short_rows, bool few_rows) {
   return heads > 1 || ((score == Score::gatv2 || pass == Pass::by_dst) && !short_rows && !few_rows);
 }
 
-// For rows of one head and one vector of 16 bytes: with one lane per row an SM holds 1024 rows. Graphs with fewer rows
-// per SM give a row four lanes, each with an edge of its own; so do graphs of up to twice as many rows where the mean
-// degree is kLongRows or more (0041).
+// Rows of one head and one vector of 16 bytes: with one lane per row an SM holds 1024 rows. In graphs with fewer rows
+// per SM a row gets four lanes, each with an edge of its own; likewise in graphs of up to twice as many rows if the
+// mean degree is kLongRows or more (0041).
 constexpr int64_t kFewRows = 1024, kLongRows = 64;
 constexpr int kSpreadEdges = 4;
-// Whether a lane per edge is profitable: for vectors of 8 values only where an edge needs little work.
+// True if a lane per edge is profitable: for vectors of 8 values only where an edge needs little work.
 constexpr bool spread_pays(Score score, Storage storage) {
   return storage == Storage::f32 || is_of_four(storage) || score == Score::gat;
 }
 
-// Vectors of a row that a lane holds, in kernels with options and where loads_much() holds. More vectors mean more
-// loads in flight, which is profitable where little is kept per edge; with the two gathered rows of most backwards they
-// would not stay in registers (0052).
+// Vectors of a row per lane, in kernels with options and where loads_much() is true. More vectors mean more loads in
+// flight, which is profitable where an edge keeps few values in registers (keeps_little()); with the two gathered rows
+// of most backwards, the vectors would not stay in registers (0052).
 constexpr bool keeps_little(Pass pass, Score score) {
   return score == Score::gat || (score == Score::cosine && pass == Pass::forward);
 }
@@ -140,25 +142,25 @@ constexpr int vectors_of_lane(Pass pass, Score score, Storage storage, int vecto
   if (keeps_little(pass, score)) return vectors <= (storage == Storage::f64 ? 8 : 32) ? 1 : 4;
   return vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
 }
-// Whether kernels without options hold a row as those with options do: in float64, in wide 16-bit rows, and in a
-// float32 forward that keeps little per edge, where four vectors per lane and four edges per batch are faster than two
-// (0052).
+// True if kernels without options hold a row like those with options: in float64, in wide 16-bit rows, and in a float32
+// forward that keeps little per edge, where four vectors per lane and four edges per batch are faster than two (0052).
 constexpr bool loads_much(Pass pass, Score score, Storage storage, int vectors) {
   if (storage == Storage::f64) return true;
   if (storage != Storage::f32) return vectors > 64;
   return vectors > 32 && pass == Pass::forward && keeps_little(pass, score);
 }
-// Edges per batch where a lane holds several vectors. Where an edge gathers two rows, more than two edges of four
-// vectors (or, in a backward, of three 16-bit vectors) would not stay in registers.
+// Edges per batch if a lane holds several vectors. If an edge gathers two rows, the vectors of more than two edges
+// would not stay in registers where a lane has four of a row or, in a backward, three of 16-bit values.
 constexpr int wide_edges(Pass pass, Score score, Storage storage, int vectors) {
   const bool many = vectors == 4 || (vectors == 3 && is_half(storage) && pass != Pass::forward);
   return many && !keeps_little(pass, score) ? kFewEdges : 4;
 }
 
-// Whether rows of 5 or 10 vectors are held by sub-warps of 5 or 10 lanes, of which a warp has 6 and 3: by lanes that
-// are a power of two it has 4 and 2 (0072). Rows of 5 vectors of 8 bytes always are. Not in a float32 forward of gatv2
-// with one head, where three vectors per lane are faster, nor in float32 backwards of gat over very long rows, which
-// profit more from batches of eight edges; not instead of tensor cores in a forward whose tiles of heads they fill.
+// True if rows of 5 or 10 vectors are held by sub-warps of 5 or 10 lanes, of which a warp has 6 and 3; of sub-warps of
+// 8 or 16 lanes it has 4 and 2 (0072). Always true for rows of 5 vectors of 8 bytes. Float32 rows of 10 vectors are
+// excepted in a forward of gatv2 with one head, where three vectors per lane are faster, and in backwards of gat over
+// very long rows, which profit more from batches of eight edges. 16-bit rows are excepted if they have 10 vectors,
+// for the cosine, and in forwards whose head tiles fill the tensor cores.
 constexpr bool fives_pay(Pass pass, Score score, Storage storage, int heads, int vectors, bool very_long_rows) {
   if (storage == Storage::f64 || (vectors != 5 && vectors != 10)) return false;
   const bool forward = pass == Pass::forward;
@@ -171,27 +173,28 @@ constexpr bool fives_pay(Pass pass, Score score, Storage storage, int heads, int
   if (score == Score::gat || !forward) return true;
   return score == Score::dot ? heads > 1 : heads > 1 && heads % 2;
 }
-// Whether five lanes with two vectors each hold 10 vectors in a forward: more loads in flight, except where rows are so
-// long that gathers take the time.
+// True if five lanes with two vectors each hold rows of 10 vectors in a forward: this has more loads in flight, but
+// does not help scores other than gatv2 over very long rows, where gathers take the time.
 constexpr bool two_of_ten_pay(Score score, Storage storage, int vectors, bool very_long_rows) {
   return vectors == 10 && storage == Storage::f32 && (score == Score::gatv2 || !very_long_rows);
 }
-// Most vectors per node of a head tile of theirs, where L2 holds them.
+// Most vectors per node of a head tile with sub-warps of fives, where L2 holds the gathered rows.
 constexpr int kVectorsOfFives = 40;
 
-// Whether three vectors per lane fill lanes better (0053). With powers of two alone, a row of 2^n + 1 vectors leaves
-// almost half of the lanes' vectors empty; with three per lane at most a third are empty, in the rows for which this
-// holds.
+// True if three vectors per lane leave fewer of a sub-warp's vectors empty (0053). With powers of two alone, a row of
+// 2^n + 1 vectors leaves almost half of them empty; with three per lane at most a third are empty, for the rows for
+// which this is true.
 constexpr bool three_fill_better(int vectors) {
   for (int lanes = 4; lanes <= 32; lanes *= 2) {
     if (vectors > 2 * lanes && vectors <= 3 * lanes) return true;
   }
   return false;
 }
-// Whether three vectors per lane are worth the occupancy that their registers cost. They mostly are with options, whose
+// True if three vectors per lane are worth the occupancy that their registers cost. They mostly are with options, whose
 // work a lane does once for all its vectors, and for rows of more than 64 vectors, where the alternative is four. A
-// float32 forward over long rows is bound by its gathers, except gatv2's. halves: 16-bit, where three vectors have 24
-// values, too many for the two gathered rows of most backwards; rows of up to 16 vectors mostly use tensor cores.
+// float32 forward over long rows is bound by its gathers, except gatv2's. halves: 16-bit rows, of which three vectors
+// have 24 values, too many for the two gathered rows of most backwards; rows of up to 16 vectors mostly use tensor
+// cores.
 constexpr bool three_vectors_pay(Pass pass, Score score, bool halves, bool options, int vectors, bool short_rows,
                                  bool long_rows) {
   const bool forward = pass == Pass::forward;
@@ -205,14 +208,14 @@ constexpr bool three_vectors_pay(Pass pass, Score score, bool halves, bool optio
   return vectors <= 24 || vectors > 64 || options || score != Score::gatv2;
 }
 
-// Head tiles (0010): the percentage of L2 that gathered rows may fill; the bytes that a tile reads per edge beside the
+// Head tiles (0010): the percentage of L2 that gathered rows may fill; the bytes that a tile reads per edge besides the
 // rows (an index, per-node values and the rest of a sector); the gain that a larger tile must bring to be worth its
 // space in L2.
 constexpr int64_t kAttentionL2Percent = 65;
 constexpr double kBesideRows = 40, kGainOfAHead = 1.04;
 // Vectors of 16 bytes per node, so about lanes per row, below which head tiles are not made narrower for L2: a warp
-// would end many rows, each at another time. In the source pass gat reads three values of a node beside its row, and
-// every tile reads them again.
+// would end many rows, each at a different time. In the source pass gat reads three values of a node besides its row,
+// and every tile reads these values again.
 constexpr int least_vectors_of_slice(Pass pass, Score score) {
   return pass == Pass::by_src && score == Score::gat ? 16 : 8;
 }
@@ -228,22 +231,22 @@ constexpr int kLeastTermLanes = 4, kLeastTermFeatures = 4;
 // Percentage of L2 that the gathered rows of a feature tile may fill (45 MiB of the H200's 60): gathers from L2 run at
 // twice the speed, and reading the indices again for every tile costs about 3 percent. Where a node is read fewer than
 // kReadsThatPay times, rows are not tiled for L2 (0017).
-constexpr int64_t kFoldL2Percent = 75;
+constexpr int64_t kReduceL2Percent = 75;
 constexpr int64_t kReadsThatPay = 8;
-// Mean degree from which sums take batches of eight edges, not of four: in a graph of low degree rows end in most
+// Mean degree from which sums use batches of eight edges instead of four: in a graph of low degree rows end in most
 // batches, and a row's end costs more in a long batch.
 constexpr int64_t kLongSums = 16;
-constexpr int sum_batch(int team_log2, int64_t num_edges, int64_t num_rows) {
-  return team_log2 < 3 || num_edges < kLongSums * num_rows ? 4 : 8;  // sub-warps of four lanes: one edge per lane
+constexpr int sum_batch(int sub_warp_log2, int64_t num_edges, int64_t num_rows) {
+  return sub_warp_log2 < 3 || num_edges < kLongSums * num_rows ? 4 : 8;  // sub-warps of four lanes: one edge per lane
 }
-// Edges per block of SDDMM: enough to make the search for the block's first and last row a small part of its work, and
-// few enough to have blocks for all SMs (0063).
+// Edges per block of SDDMM: enough to make the search for the block's first and last row a small part of its work, few
+// enough to have blocks for all SMs (0063).
 constexpr int sampled_edges_of_block(int64_t num_edges) {
   return num_edges >= 1 << 19 ? 2048 : num_edges >= 1 << 18 ? 1024 : 256;
 }
-// Target occupancy of a sum's kernel in blocks per SM: as many as leave the kernel the registers that it needs; passed
-// to __launch_bounds__, so that plans know it (0056). batch: edges per batch, of kernels for vectors of 16 bytes; the
-// other kernels take four.
+// Target occupancy of a sum's kernel in blocks per SM: as many as leave the kernel the registers that it needs. Passed
+// to __launch_bounds__; plans assume that it is reached (0056). batch: edges per batch in kernels for vectors of 16
+// bytes; the other kernels have four.
 constexpr int sum_blocks(spmm::Weighing weighing, int vector_bytes, int number_bytes, bool wide_index, int batch) {
   using spmm::Weighing;
   if (wide_index) return 4;
@@ -255,7 +258,7 @@ constexpr int sum_blocks(spmm::Weighing weighing, int vector_bytes, int number_b
   const int blocks = batch > 4 ? 7 : halves ? 8 : 9;
   return weighing == Weighing::none ? blocks : blocks - 1;
 }
-// Whether rows of up to four vectors are summed by sub-warps of four lanes, which take four edges per batch: where
+// True if rows of up to four vectors are summed by sub-warps of four lanes, which have four edges per batch: where
 // batches have four edges anyway, and for 16-bit values without weights, whose lanes have the most work. us on one H100
 // with sub-warps of eight and of four lanes, forward + backward, 2026-11-26: float32 of 16, city-reviews 136, 83, arxiv
 // 99, 76, pokec 2,151, 2,401; bfloat16 of 32, city-reviews 160, 120, twitch 517, 394; float32 of 16 with weights,
@@ -264,8 +267,8 @@ constexpr bool narrow_sums_pay(int64_t num_edges, int64_t num_rows, bool halves,
   return num_edges < kLongSums * num_rows || (halves && !weighted);
 }
 
-// Whether per-edge weights are permuted to the order of the graph before a sum. Unpermuted, the sum reads a sector for
-// each weight, and these sectors evict gathered rows from L2: permuting is profitable where weights and rows take many
+// True if per-edge weights are permuted to the order of the graph before a sum. Unpermuted, the sum reads a sector for
+// each weight, and these sectors evict gathered rows from L2: permuting is profitable if weights and rows have many
 // bytes and a row of a feature tile is short (0047).
 constexpr bool orders_weights(int64_t weight_bytes, int64_t gathered_bytes, int64_t slice_bytes) {
   constexpr int64_t kMany = int64_t(16) << 20, kShort = 128;
@@ -288,43 +291,43 @@ constexpr int64_t kWideDepth = 192, kWideTiles = 792, kWideResult = 128 * 256, k
 
 // Relations ---------------------------------------------------------------------------------------------------------
 
-// Values of the widest row for which one warp reduces sixteen segments by itself.
+// Values of the widest row for which a single warp reduces sixteen segments.
 constexpr int64_t kMostShortWidth = 64;
-// Whether sixteen segments (`pieces`) per warp are profitable: where segments have few edges, and there are so many
-// tiles that all warps always have work, 48 per SM of an H200 (0059). It is a number of tiles and not one per SM, so
-// that a graph takes the same kernel on devices that differ in a few SMs.
+// True if sixteen segments per warp are profitable: if segments have few edges, and there are so many tiles that all
+// warps always have work, 48 per SM of an H200 (0059). The limit is a total and not a number per SM, so that a graph
+// uses the same kernel on devices that differ in a few SMs.
 constexpr int64_t kLeastShortTiles = 48 * 132;
-constexpr bool short_pieces_pay(int64_t edges, int64_t pieces, int64_t tiles, int64_t widest) {
-  return widest <= kMostShortWidth && edges <= 8 * pieces && tiles >= kLeastShortTiles;
+constexpr bool short_segments_pay(int64_t edges, int64_t segments, int64_t tiles, int64_t widest) {
+  return widest <= kMostShortWidth && edges <= 8 * segments && tiles >= kLeastShortTiles;
 }
-// Whether sixteen rows per warp are profitable for rows that add up `added` products of segments: where a row adds few,
-// so that no warp has much more work than others; fewer for 16-bit values, which are unpacked there and summed by
-// tensor cores elsewhere. At least 192 rows per SM of an H200 (0061).
+// True if sixteen rows per warp are profitable for rows that add up `added` products of segments: if a row adds few
+// products, so that no warp has much more work than others. The limit is lower for 16-bit values, which this kernel
+// unpacks and the other one sums on tensor cores. At least 192 rows per SM of an H200 (0061).
 constexpr int64_t kLeastShortRows = 192 * 132;
 constexpr bool short_rows_pay(int64_t added, int64_t rows, int64_t widest, bool halves) {
   const bool few = halves ? 2 * added <= 7 * rows : added <= 10 * rows;
   return widest <= kMostShortWidth && widest > 32 && few && rows >= kLeastShortRows;
 }
-// Whether sixteen segments per warp are profitable for the gradients of features and of weights [in, out], whatever the
-// segments: not where the summed gradients are narrow, or both widths are (0060).
+// True if sixteen segments per warp are profitable for the gradients of features and of weights [in, out], for segments
+// of any length: not if the summed gradients are narrow, or both widths are (0060).
 constexpr bool short_gradients_pay(int64_t in, int64_t out) {
   const int64_t widest = in > out ? in : out;
   return widest <= kMostShortWidth && widest > 32 && out > 16;
 }
 
-// Whether attention over unique (node, relation) rows without gradients holds keys and values one after the other in
-// the same memory. This saves half of `bytes`, the bytes of keys and values together, for two more launches and a
+// True if attention over unique (node, relation) rows without gradients computes keys and values one after the other in
+// the same memory. This saves half of `bytes`, the bytes of keys and values together, but needs two more launches and a
 // second tile loop over the edges (0062).
-constexpr bool turns_pay(int64_t bytes) { return bytes >= int64_t(256) << 20; }
+constexpr bool one_buffer_pays(int64_t bytes) { return bytes >= int64_t(256) << 20; }
 
 // Blocks ------------------------------------------------------------------------------------------------------------
 
 // Edges per gathered row from which weighted sparse blocks are faster than rowsplit: for sums (head_dim 0) and for dot
 // product attention, where the work of the tensor cores per row grows as heads get narrower (0033, 0034).
 //
-// Where the rows to gather take kBeyondL2 bytes, L2 holds next to nothing of them, and a few edges that share a row are
-// enough (2026-11-24, pokec, 1.6 GB: in community order, 1.07 edges per gathered row, sums over blocks take 0.87 of the
-// time and attention 0.91; shuffled, 1.00, they take 1.06 and 1.18). That is at a mean degree of 19; windows of few
+// If the gathered rows have kBeyondL2 bytes or more, L2 holds next to nothing of them, and a few edges that share a row
+// are enough (2026-11-24, pokec, 1.6 GB: in community order, 1.07 edges per gathered row, sums over blocks take 0.87 of
+// the time and attention 0.91; shuffled, 1.00, they take 1.06 and 1.18). That is at a mean degree of 19; windows of few
 // edges cost more than they save (2026-11-26, web-traffic, 3.0 GB, mean degree 4.5: sums over blocks take 1.2 of the
 // time).
 constexpr int64_t kBeyondL2 = int64_t(1) << 30, kDegreeBeyondL2 = 8;

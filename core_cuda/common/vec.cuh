@@ -9,12 +9,12 @@
 
 namespace edgeless::cuda {
 
-// The opmath type, also of statistics: double for double rows, float for all others.
+// The opmath type, also that of statistics: double for double rows, float for all others.
 template <class S>
 using Arithmetic = std::conditional_t<std::is_same_v<S, double>, double, float>;
 
-// Tags a 16-bit type N whose rows are loaded as 8-byte vectors: rows of at most four values would leave half of a
-// 16-byte vector empty.
+// Tags a 16-bit type N whose rows are loaded as 8-byte vectors: rows that would leave half of a 16-byte vector empty
+// (see Storage).
 template <class N>
 struct OfFour {
   N number;
@@ -136,7 +136,7 @@ template <class R = uint4>
 __device__ __forceinline__ R load_shared_row(const char* at) {
   return __ldg(reinterpret_cast<const R*>(at));
 }
-// The same, where the next instructions read the rest of the 128-byte line, which is prefetched into L2.
+// Like load_shared_row(), where the next instructions read the rest of the 128-byte line: prefetches the line to L2.
 __device__ __forceinline__ uint4 load_shared_line(const char* at) {
   uint4 raw;
   asm("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"

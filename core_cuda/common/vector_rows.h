@@ -26,7 +26,7 @@ inline int64_t vector_bytes(const at::Tensor& t) {
 // Zero-padded copies in whole 16-byte vectors, made by one launch: add() returns a tensor that run() fills.
 class PaddedRows {
  public:
-  // Pads each head to a multiple of `numbers` values, which take 16 bytes or a multiple of that.
+  // Pads each head to a multiple of `numbers` values, whose size is a multiple of 16 bytes.
   at::Tensor add(const at::Tensor& t, int64_t numbers) {
     for (size_t i = 0; i < from_.size(); ++i) {
       if (same(from_[i], t) && to_[i].size(2) % numbers == 0) return to_[i];

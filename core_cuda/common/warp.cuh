@@ -1,5 +1,5 @@
-// Exchanges within sub-warps (`team` in the code): 1 to 32 neighbouring lanes of a warp that reduce one row of one head
-// together, a power of two except in TeamOfFives. No torch.
+// Exchanges within sub-warps: 1 to 32 neighbouring lanes of a warp that reduce one row of one head together, a power of
+// two except in SubWarpOfFives. No torch.
 //
 // A sub-warp processes its edges in batches of one, two, four or eight, at most one per lane. Lane q owns the scalars
 // (logit, weight) of edge q of the batch; with B edges per batch, lanes q + B, q + 2 B and so on hold copies. So the
@@ -37,7 +37,7 @@ __device__ __forceinline__ A sum_of_own_edge(const A (&v)[kEdges], int lane, int
   return sum;
 }
 
-// Sum (and below maximum) of x over the edges of a batch: over kEdges neighbouring lanes, which own one edge each.
+// Sum and (below) maximum of x over the edges of a batch: over kEdges neighbouring lanes, which own one edge each.
 template <int kEdges, class A>
 __device__ __forceinline__ A batch_sum(A x, unsigned mask) {
 #pragma unroll
@@ -53,7 +53,7 @@ __device__ __forceinline__ A batch_max(A x) {
 }
 
 template <class A>
-__device__ __forceinline__ A team_sum(A x, int width, unsigned mask) {
+__device__ __forceinline__ A sub_warp_sum(A x, int width, unsigned mask) {
   for (int step = 1; step < width; step *= 2) x += __shfl_xor_sync(mask, x, step);
   return x;
 }
@@ -65,27 +65,28 @@ __device__ __forceinline__ T from_owner(T x, int edge) {
   return __shfl_sync(kFullWarp, x, edge, kEdges);
 }
 
-// The same for sub-warps of one or two groups of five lanes. A group owns the five edges of a batch. The two last lanes
-// of a warp have no sub-warp and follow the first lane.
+// These exchanges for sub-warps of one or two groups of five lanes. A group owns the five edges of a batch. The two
+// last lanes of a warp have no sub-warp and act as the warp's first lane.
 template <int kLanes>
-struct TeamOfFives {
+struct SubWarpOfFives {
   static_assert(kLanes == 5 || kLanes == 10);
-  static constexpr int kTeams = 32 / kLanes;  // of a warp
-  int first;                                  // the sub-warp's first lane in its warp
-  int lane;                                   // in the sub-warp
-  int owned;                                  // edge of the batch that this lane owns
-  int next[3],
-      other;  // lanes of the warp: of the group, 1, 2 and 4 places on; the one of the other group in this place
+  static constexpr int kSubWarps = 32 / kLanes;  // per warp
+  int first;                                     // the sub-warp's first lane in its warp
+  int lane;                                      // index in the sub-warp
+  int owned;                                     // edge of the batch that this lane owns
+  // Lanes of the warp. next: those 1, 2 and 4 positions later in the group, cyclically; other: the lane in this
+  // position of the other group.
+  int next[3], other;
 
-  __device__ TeamOfFives(int first, int lane)
+  __device__ SubWarpOfFives(int first, int lane)
       : first(first), lane(lane), owned(lane % 5), other(first + (lane + 5) % kLanes) {
 #pragma unroll
     for (int i = 0; i < 3; ++i) next[i] = first + lane - owned + (owned + (1 << i)) % 5;
   }
 
-  static __device__ bool has_team() { return threadIdx.x % 32 < kTeams * kLanes; }
-  static __device__ int lane_of_thread() { return has_team() ? threadIdx.x % 32 % kLanes : 0; }
-  static __device__ int first_of_thread() { return has_team() ? threadIdx.x % 32 / kLanes * kLanes : 0; }
+  static __device__ bool has_sub_warp() { return threadIdx.x % 32 < kSubWarps * kLanes; }
+  static __device__ int lane_of_thread() { return has_sub_warp() ? threadIdx.x % 32 % kLanes : 0; }
+  static __device__ int first_of_thread() { return has_sub_warp() ? threadIdx.x % 32 / kLanes * kLanes : 0; }
   __device__ unsigned mask() const { return ((1u << kLanes) - 1) << first; }
 
   template <class T>
@@ -93,10 +94,10 @@ struct TeamOfFives {
     return __shfl_sync(kFullWarp, x, first + edge);
   }
 
-  // A lane's sum for the lane j places back moves there in steps of 4, 2 and 1; those that meet on the way are added.
+  // A lane's sum for the lane j positions earlier moves to that lane in steps of 4, 2 and 1; sums that meet are added.
   template <class A>
   __device__ __forceinline__ A sum_of_own_edge(const A (&v)[5]) const {
-    A x[5];  // by j
+    A x[5];  // indexed by j
 #pragma unroll
     for (int j = 0; j < 5; ++j) x[j] = v[(5 - j) % 5];
 #pragma unroll

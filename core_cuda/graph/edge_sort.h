@@ -148,7 +148,7 @@ template <typename Index, typename Parallel>
 void row_pointers(const Index* keys, int64_t num_edges, int64_t num_keys, Index* indptr, const Parallel& parallel) {
   const int64_t rows = num_keys + 1;
   const Blocks<Parallel> steps(rows + num_edges, kMinEdgesPerBlock, parallel);
-  // How many of the first `step` merge steps write a row pointer: row r is written before the first key >= r.
+  // Number of the first `step` merge steps that write a row pointer: row r is written before the first key >= r.
   const auto rows_before = [&](int64_t step) {
     int64_t low = std::max<int64_t>(0, step - num_edges), high = std::min(step, rows);
     while (low < high) {
@@ -270,8 +270,8 @@ bool sort_by_counting(const Source& source, int64_t num_edges, RangeCheck& check
   return passed;
 }
 
-// Sorts the edges of `source` by key. Returns false, with unspecified results, where a key is outside [0, num_keys) or
-// the other end point outside [0, num_others).
+// Sorts the edges of `source` by key. Returns false, with unspecified results, if a key is outside [0, num_keys) or
+// another end point outside [0, num_others).
 template <typename Index, typename Source, typename Parallel>
 bool sort_edges(const Source& source, int64_t num_edges, int64_t num_keys, int64_t num_others,
                 const SortedEdges<Index>& to, const Parallel& parallel) {

@@ -12,12 +12,13 @@ namespace {
 constexpr const char* kRadixSortHeader = "graph/radix_sort.cuh";
 constexpr int64_t kMostCountBlocks = 1024;
 
-// How a sort uses its scratch memory: two arrays of keys between passes, then what has to be zero at first.
+// Layout of a sort's scratch memory: if there are several passes, an array of keys and one of positions, then the
+// arrays that must be zero at first.
 struct SortRoom {
-  int passes, width;  // digits, and bits of each
+  int passes, width;  // number of digits, and bits of each
   int64_t tiles;
-  bool wide_words;                                         // published numbers have 64 bits
-  size_t positions, counts, next_tiles, published, bytes;  // where they begin
+  bool wide_words;                                         // published counts have 64 bits
+  size_t positions, counts, next_tiles, published, bytes;  // offsets of the arrays, and the total
 
   SortRoom(int64_t count, int64_t num_keys, bool wide_index) {
     int bits = 1;

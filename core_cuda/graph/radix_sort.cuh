@@ -1,6 +1,6 @@
-// The kernels of radix_sort.h. The keys are read once for the number of keys of each digit in each pass. A pass then
-// reads and writes keys and positions once: its blocks take tiles in order, and a block finds how many keys of each
-// digit the tiles before its own have by looking back at what their blocks have published.
+// The kernels of radix_sort.h. One kernel reads the keys once and counts the digits of all passes. A pass then reads
+// and writes keys and positions once: its blocks process tiles in order, and a block finds how many keys of each digit
+// precede its tile by looking back at the counts that the blocks of earlier tiles have published.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kSortThreads)
     const unsigned lanes = __ballot_sync(kFullWarp, inside);
     for (int pass = 0; pass < passes; ++pass) {
       const uint32_t digit = digit_of(key, {pass * width, width});
-      // Keys that are nearly in order already often have one digit in the whole warp.
+      // In nearly sorted keys, a whole warp often has the same digit, for which one atomic is enough.
       const uint32_t of_first = __shfl_sync(kFullWarp, digit, 0);
       if (__all_sync(kFullWarp, !inside || digit == of_first)) {
         if (threadIdx.x % 32 == 0 && lanes) atomicAdd(&own[pass][digit], __popc(lanes));
@@ -67,18 +67,19 @@ __device__ __forceinline__ T sum_before(T x, T (&of_warps)[kSortThreads / 32]) {
   return sum - x;
 }
 
-// Turns the counts of every pass into the place of the first key of each digit. One block per pass.
+// Turns the counts of every pass into the index of the first key of each digit. One block per pass.
 __global__ void __launch_bounds__(kSortThreads) sort_places_kernel(unsigned long long* counts) {
   __shared__ unsigned long long of_warps[kSortThreads / 32];
   unsigned long long& count = counts[blockIdx.x * kSortDigits + threadIdx.x];
   count = sum_before(count, of_warps);
 }
 
-// What a tile has published of a digit: a number in the low bits of a word W, and what it is in the two highest bits.
+// What a tile publishes for a digit: a count in the low bits of a word W, and the kind of the count in the two highest
+// bits.
 template <class W>
 struct Published {
-  static constexpr W kOfTile = W(1) << (8 * sizeof(W) - 2);  // the number of keys in this tile
-  static constexpr W kUpToTile = kOfTile << 1;               // the number of keys in this tile and all before it
+  static constexpr W kOfTile = W(1) << (8 * sizeof(W) - 2);  // count of keys in this tile
+  static constexpr W kUpToTile = kOfTile << 1;               // count of keys in this tile and all before it
   static constexpr W kNumber = kOfTile - 1;
 };
 
@@ -94,17 +95,17 @@ __device__ __forceinline__ unsigned lanes_with(uint32_t digit) {
   return same;
 }
 
-// Sorts by one digit. places [kSortDigits]: of the first key of each digit. next_tile: zero at first. published
-// [tiles, kSortDigits]: zero at first. from_order is null in the first pass, whose positions are 0, 1, 2, ...
+// Sorts by one digit. places [kSortDigits]: index of the first key of each digit. next_tile and published [tiles,
+// kSortDigits] are zero at first. from_order is null in the first pass, whose positions are 0, 1, 2, ...
 template <class K, class W>
 __global__ void __launch_bounds__(kSortThreads, 3)
     sort_pass_kernel(const K* from, const K* from_order, K* to, K* to_order, int64_t count, SortDigit of,
                      const unsigned long long* places, unsigned* next_tile, W* published) {
   using I = SortIndex<K>;
   constexpr int kKeys = sort_keys_of_thread(sizeof(K)), kTile = sort_tile(sizeof(K)), kWarps = kSortThreads / 32;
-  __shared__ uint32_t of_warps[kWarps][kSortDigits];  // keys of each digit; then those before the warp's own
-  __shared__ uint32_t starts[kSortDigits];            // of each digit in the sorted tile
-  __shared__ I bases[kSortDigits];                    // place of a key, less its index in the sorted tile
+  __shared__ uint32_t of_warps[kWarps][kSortDigits];  // keys of each digit; then those of earlier warps
+  __shared__ uint32_t starts[kSortDigits];            // first index of each digit in the sorted tile
+  __shared__ I bases[kSortDigits];                    // index of a key in the result, less that in the sorted tile
   __shared__ K exchanged[kTile];
   __shared__ uint32_t sums[kWarps];
   __shared__ unsigned own_tile;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kSortThreads, 3)
   __syncthreads();
   const int64_t tile = own_tile, first = tile * kTile;
   const int inside = static_cast<int>(min(static_cast<int64_t>(kTile), count - first));
-  const int own_first = warp * 32 * kKeys + lane;  // a warp owns consecutive keys, 32 of them at a time
+  const int own_first = warp * 32 * kKeys + lane;  // a warp has consecutive keys, 32 of them at a time
 
   K keys[kKeys];
 #pragma unroll
@@ -124,8 +125,8 @@ __global__ void __launch_bounds__(kSortThreads, 3)
     keys[i] = at < inside ? from[first + at] : K(0);
   }
 
-  // The index of each key among those of its digit in the warp. What lies behind the last key of all has the last
-  // digit, so it is sorted to the end of the tile.
+  // The index of each key among the warp's keys of its digit. The padding behind the last key has the last digit, so it
+  // is sorted to the end of the tile.
   const auto digit_at = [&](int i) {
     return own_first + 32 * i < inside ? digit_of(keys[i], of) : static_cast<uint32_t>(kSortDigits - 1);
   };

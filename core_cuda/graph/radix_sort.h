@@ -9,9 +9,9 @@
 
 namespace edgeless::cuda {
 
-constexpr int kSortBits = 8, kSortDigits = 1 << kSortBits;  // of a digit at most
+constexpr int kSortBits = 8, kSortDigits = 1 << kSortBits;  // maximum bits and values of a digit
 constexpr int kSortThreads = kSortDigits;                   // per block: one for each digit
-// Keys of a thread, and of a tile, which is the share of a block. Keys and their positions pass through shared memory.
+// Keys per thread, and keys per tile, which one block sorts. Keys and their positions pass through shared memory.
 constexpr int sort_keys_of_thread(int key_bytes) { return key_bytes == 4 ? 20 : 12; }
 constexpr int sort_tile(int key_bytes) { return kSortThreads * sort_keys_of_thread(key_bytes); }
 

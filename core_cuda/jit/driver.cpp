@@ -144,7 +144,7 @@ Function Driver::function(Module module, const std::string& name) const {
 std::vector<size_t> Driver::parameters(Function function, size_t count) const {
   std::vector<size_t> sizes;
   size_t offset = 0, size = 0;
-  // Not asked beyond `count`: to be refused there counts as an error in tools that look at the driver's calls.
+  // Makes no query beyond `count`: it would fail, and tools that trace the driver's calls report that as an error.
   while (func_get_param_info_ && sizes.size() < count &&
          func_get_param_info_(function, sizes.size(), &offset, &size) == 0) {
     sizes.push_back(size);

@@ -39,8 +39,8 @@ class Driver {
   // Throws if there is no driver.
   static const Driver& get();
 
-  int current_device() const;  // of the calling thread's context; 0 if it has none, as in the CUDA runtime
-  // Gives the calling thread the device's primary context, the one of the CUDA runtime, if it has none yet.
+  int current_device() const;  // device of the calling thread's context; 0 without a context, as in the CUDA runtime
+  // Makes the device's primary context, which the CUDA runtime uses, current in a calling thread that has no context.
   void enter(int device) const;
   int attribute(Attribute attribute, int device) const;
   bool is_capturing(Stream stream) const;
@@ -49,10 +49,10 @@ class Driver {
   Module load(const void* code, const std::string& what) const;
   // name: the kernel's mangled name.
   Function function(Module module, const std::string& name) const;
-  // Returns the sizes in bytes of a kernel's first `count` parameters, or of fewer if it has fewer; none if the driver
-  // is too old to say.
+  // Returns the sizes in bytes of a kernel's first `count` parameters, or of all if the kernel has fewer; none if the
+  // driver is too old for the query.
   std::vector<size_t> parameters(Function function, size_t count) const;
-  // Sets a kernel's limit of dynamic shared memory, which is at most 48 KiB at first.
+  // Sets a kernel's limit of dynamic shared memory, which is initially at most 48 KiB.
   void allow_shared_bytes(Function function, int bytes) const;
   // Returns the occupancy of a kernel in blocks per SM.
   int resident_blocks(Function function, int block, int64_t shared_bytes) const;

@@ -5,10 +5,10 @@
 namespace edgeless::jit {
 namespace {
 
-// A word is a value and, in its lowest bits, the kind of the argument. The value of a type, an enumeration or an
-// instance is the address of its name; the number of an enumeration and the arguments of an instance follow.
+// A word holds a value and, in its lowest bits, the kind of the argument. The value of a type, an enumeration or an
+// instance is the address of its name; the words of an enumerator's number or of an instance's arguments follow.
 constexpr int kKindBits = 3;
-constexpr uint64_t kEnd = (uint64_t{1} << kKindBits) - 1;  // behind the arguments of an instance
+constexpr uint64_t kEnd = (uint64_t{1} << kKindBits) - 1;  // the word after the arguments of an instance
 
 std::string from_global(const char* name) {
   const std::string text = name;

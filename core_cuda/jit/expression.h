@@ -1,5 +1,5 @@
-// The C++ expression that names a kernel: a function template of a header and its template arguments. It is compared
-// as a few numbers, and written as text only when the kernel is compiled. No CUDA and no torch.
+// The C++ expression that names a kernel: a function template of a header and its template arguments. Expressions are
+// compared as a few integers, and written as text only when a kernel is compiled. No CUDA and no torch.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct KernelName {
 
 // All texts must live forever, as literals do. Names are relative to the namespace edgeless::cuda unless noted.
 
-// A type, as it is written at global scope: "float", "edgeless::cuda::Piece".
+// A type, as it is written at global scope: "float", "edgeless::cuda::Segment".
 struct Type {
   const char* text;
 };
@@ -52,7 +52,7 @@ class Argument {
 
 class Expression {
  public:
-  // function: of a kernel that is a template, or of one that is none if there are no arguments.
+  // function: the name of a kernel template or, without arguments, of a kernel that is no template.
   Expression(const char* header, const char* function, std::initializer_list<Argument> arguments = {})
       : header_(header), function_(function) {
     for (const Argument& argument : arguments) add(argument);
@@ -73,7 +73,7 @@ class Expression {
   std::string text(int& at) const;
 
   const char *header_, *function_;
-  std::array<uint64_t, kMostWords> words_;  // the first size_
+  std::array<uint64_t, kMostWords> words_;  // the first size_ are set
   int size_ = 0;
 };
 

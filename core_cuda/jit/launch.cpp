@@ -16,12 +16,12 @@ struct Kernel {
   const Expression name;
   const int device;
   Function function = nullptr;
-  std::atomic<int64_t> allowed_bytes{0};  // of dynamic shared memory
+  std::atomic<int64_t> allowed_bytes{0};  // limit of dynamic shared memory
   std::mutex allowing;
 
   Kernel(const Expression& name, int device) : name(name), device(device) {}
 
-  // Two threads that need different limits must not leave the lower one.
+  // Locks, so that of two threads with different limits the lower one does not win.
   void allow(int64_t bytes) {
     if (bytes <= allowed_bytes.load(std::memory_order_relaxed)) return;
     const std::lock_guard lock(allowing);
@@ -34,7 +34,7 @@ struct Kernel {
 // Never destroyed: other threads may launch while the process ends.
 struct Loaded {
   std::shared_mutex mutex;
-  std::unordered_multimap<uint64_t, std::unique_ptr<Kernel>> kernels;  // by the hash of their names
+  std::unordered_multimap<uint64_t, std::unique_ptr<Kernel>> kernels;  // indexed by the hash of their names
   Provider provider;
   Preparer preparer;
 };
@@ -57,7 +57,7 @@ Code provided(const KernelName& name, int architecture) {
     provider = loaded().provider;
   }
   if (!provider) throw std::runtime_error("edgeless: nothing compiles kernels here: import edgeless");
-  return provider(name, architecture);  // without the lock: it may take seconds and run Python
+  return provider(name, architecture);  // called without the lock, since it may take seconds and run Python
 }
 
 std::string listed(const size_t* sizes, size_t count) {
@@ -66,7 +66,8 @@ std::string listed(const size_t* sizes, size_t count) {
   return "[" + list + "]";
 }
 
-// An argument of another size than its parameter would be read beyond its end. wanted: of the first `count` parameters.
+// Checks sizes, since an argument smaller than its parameter would be read beyond its end. wanted: sizes of the first
+// `count` parameters.
 void check_parameters(const std::string& kernel, const std::vector<size_t>& wanted, const size_t* sizes, int count) {
   if (wanted.empty()) return;
   if (wanted == std::vector<size_t>(sizes, sizes + count)) return;
@@ -95,7 +96,7 @@ Kernel& load(const Expression& expression, const Queue& queue, const size_t* siz
   auto kernel = std::make_unique<Kernel>(expression, queue.device);
   kernel->function = driver.function(driver.load(code.image.data(), name.expression), code.name);
   check_parameters(name.expression, driver.parameters(kernel->function, static_cast<size_t>(count)), sizes, count);
-  const std::unique_lock lock(loaded().mutex);  // of two threads both may load it: each has a kernel that works
+  const std::unique_lock lock(loaded().mutex);  // two threads may both load a kernel, and both copies work
   return *loaded().kernels.emplace(expression.hash(), std::move(kernel))->second;
 }
 

@@ -1,5 +1,5 @@
-// Launches of kernels by the name of their template, compiled and loaded at their first launch. The code of a kernel
-// comes from Python (shared/kernels), which compiles it or has it cached. No CUDA and no torch.
+// Launches kernels by the name of their template; a kernel is compiled and loaded at its first launch. Its code comes
+// from Python (shared/kernels), which compiles or caches it. No CUDA and no torch.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct Code {
 
 // Returns the code of a kernel for an architecture, where 90 means sm_90. The thread that launches calls it.
 using Provider = std::function<Code(const KernelName&, int architecture)>;
-// Begins to compile kernels that will be needed soon, side by side, and returns at once.
+// Starts to compile kernels in parallel in the background, and returns immediately.
 using Preparer = std::function<void(const std::vector<KernelName>&, int architecture)>;
 void set_provider(Provider provider, Preparer preparer);
 
@@ -40,9 +40,10 @@ struct Shape {
   bool cooperative = false;  // all blocks are resident at once
 };
 
-// values: pointers to the arguments; sizes: their bytes, which are compared with the kernel's parameters when it is
-// loaded (a parameter without an argument is not noticed). Nothing can be loaded while a CUDA graph is captured: then a
-// kernel that is not loaded raises an error that says how to prepare. A grid without blocks loads the kernel alone.
+// values: pointers to the arguments; sizes: the arguments' bytes, which are compared with the kernel's parameters when
+// the kernel is loaded (a parameter without an argument is not detected). Nothing can be loaded while a CUDA graph is
+// captured: the launch of a kernel that is not loaded then throws, with advice. A grid of no blocks only loads the
+// kernel.
 void launch_with(const Queue& queue, const Expression& kernel, const Shape& shape, void** values, const size_t* sizes,
                  int count);
 
@@ -57,8 +58,8 @@ void launch(const Queue& queue, const Expression& kernel, const Shape& shape, co
 // True if the device of the queue has the kernel loaded.
 bool is_loaded(const Queue& queue, const Expression& kernel);
 
-// Has those of the kernels compiled beside each other that are not loaded, in the background. They may be launched at
-// once: a launch waits for its kernel.
+// Compiles the kernels that are not loaded, in parallel and in the background. They may be launched immediately: a
+// launch waits for its kernel.
 void prepare(const Queue& queue, const std::vector<Expression>& kernels);
 
 // Fills memory of the device with zeros.

@@ -16,7 +16,7 @@ namespace {
 namespace py = pybind11;
 
 // provide(header, expression, architecture) -> (bytes of the image, mangled name); prepare([(header, expression), ...],
-// architecture). They are never released: kernels may be launched while the interpreter ends.
+// architecture). Both functions are never released, since kernels may be launched while the interpreter ends.
 void set_python_provider(py::function provide, py::function prepare) {
   PyObject *const provides = provide.release().ptr(), *const prepares = prepare.release().ptr();
   set_provider(
@@ -34,7 +34,7 @@ void set_python_provider(py::function provide, py::function prepare) {
       });
 }
 
-// A copy that lives forever, the same for equal texts. Guarded by the GIL.
+// Returns a copy that lives forever, the same for equal texts. Guarded by the GIL.
 const char* kept_text(const std::string& text) {
   static auto* const all = new std::unordered_set<std::string>;
   return all->insert(text).first->c_str();

@@ -1,7 +1,7 @@
-// A whole attention layer as one autograd node: the maps of its rows, the node logits, the attention, and what is added
-// after it. On small graphs an autograd node costs the host as much time as a kernel costs the GPU. On large ones, one
-// node saves memory: the layer owns the mapped rows, and if no other backward follows, their gradients overwrite them.
-// It runs the kernels of its parts.
+// A whole attention layer as one autograd node: the maps of its rows, the node logits, the attention, and the row or
+// map that is added to the attention's output. On small graphs an autograd node costs the host as much time as a kernel
+// costs the GPU. On large graphs, a single node saves memory: the layer owns the mapped rows, and if no other backward
+// follows, their gradients overwrite these rows. The layer is composed of other ops.
 #include "../attention/plain.h"
 #include "../common/kept_result.h"
 #include "../common/packed.h"
@@ -15,7 +15,7 @@ namespace {
 //
 //   gat    the values; the vectors give the logits of sources and of destinations
 //   gatv2  sources, destinations (one map: both); the vector is att
-//   dot    queries, keys, values and, if there are four, what is added to the result (one map: the first three)
+//   dot    queries, keys, values and, with four maps, the rows added to the result (one map: the first three)
 struct Operands {
   Tensor dst, src;
   OptTensor value, att;
@@ -88,8 +88,8 @@ struct Layer {
 struct Results {
   std::vector<Tensor> mapped;
   Operands operands;
-  Tensor out, softmax_stats;  // of the attention; out is [N, H, C]
-  Tensor result;              // [N, H * C] or [N, H, C]
+  Tensor out, softmax_stats;  // results of the attention; out is [N, H, C]
+  Tensor result;              // result of the layer, [N, H * C] or [N, H, C]
 };
 
 Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, const Layer& layer, int64_t joined) {
@@ -116,8 +116,8 @@ Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, co
 }
 
 // Returns the gradient of the map that is added, [N, H * C], in the dtype of the other maps' gradients. If the
-// gradients of queries, keys and values are column ranges of a tensor that has room for it, it is copied beside them,
-// so that one GEMM takes all four.
+// gradients of queries, keys and values are column ranges of a tensor with a free fourth range, copies this gradient
+// into that range, so that one GEMM processes all four.
 Tensor in_fourth_part(const variable_list& three, const Tensor& grad, at::ScalarType dtype) {
   const int64_t width = grad.size(1);
   const auto packed = is_traced(grad) || is_batched(grad) ? Optional<Packed>() : Packed::of(three);
@@ -140,8 +140,8 @@ std::vector<Tensor> gradients_in_place(const AttentionCall& call, const Attentio
   variable_list into{of_dst, src};
   if (call.value) into.push_back(*call.value);
   const Tensor of_att = call_attention_backward_into(call, given, into);
-  // Moves this gradient to the columns of the destinations' rows, beside the others, so that the backward of the maps
-  // takes one GEMM instead of several.
+  // Moves this gradient to the columns of the destinations' rows, next to the other gradients, so that the backward of
+  // the maps is one GEMM instead of several.
   if (Packed::of({dst, src})) {
     dst.copy_(of_dst);
     of_dst = dst;
@@ -155,7 +155,7 @@ struct PlainLayer {
   PlainAttention attention;
   Score score;
   c10::List<bool> has_bias;  // per map
-  std::vector<Tensor> rows;  // saved results of the maps except one that is added, since biases are not saved
+  std::vector<Tensor> rows;  // saved results of the maps, except that of an added map, since biases are not saved
   size_t vectors;
   int64_t heads;
   bool by_head;
@@ -191,7 +191,7 @@ struct PlainLayer {
 };
 
 struct AttentionLayer : Function<AttentionLayer> {
-  // The saved tensors: these, followed by the weights, the vectors, csr and csc.
+  // Indices of the saved tensors. The weights, the vectors, csr and csc follow.
   enum Saved : size_t { kX, kDstRows, kSrcRows, kValueRows, kAttRow, kOut, kSoftmaxStats, kSeed, kFixed };
 
   static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
@@ -278,7 +278,7 @@ struct AttentionLayer : Function<AttentionLayer> {
     return plain;
   }
 
-  // The inputs with their autograd history. Biases and the row are only added, so zeros stand for their values.
+  // The inputs with their autograd history. Biases and the row are only added, so zeros replace their values.
   static variable_list inputs_again(AutogradContext* ctx, const variable_list& saved, size_t weights, size_t vectors,
                                     bool has_row) {
     variable_list all{with_history(saved[kX], 0)};
@@ -325,8 +325,8 @@ struct AttentionLayer : Function<AttentionLayer> {
       const bool as_left = result_is_kept(ctx);
       const Tensor out = as_left ? saved[kOut] : std::get<0>(call_attention(call, saved[kOut].scalar_type()));
       AttentionGrads given{by_head(grad), {}, by_head(out), saved[kSoftmaxStats], choice};
-      // Rows are not overwritten if they are shared by one map, nor those of gat, which the gradients of its vectors
-      // read.
+      // Rows are not overwritten if a single map computes all of them, as in gat, whose rows are read again for the
+      // gradients of its vectors.
       if (of_rows && weights > 1 && ctx->saved_data.at("own_rows").toBool() && is_last_backward(grad)) {
         note_written_over(ctx);
         return gradients_in_place(call, given, !as_left || ctx->saved_data.at("own_out").toBool());

@@ -1,7 +1,7 @@
 // A relational layer as one autograd node: the sum over relations, to which the rows' own map and the bias are added in
 // place, in one pass. The backward casts the gradient to the dtype of the rows once, and adds the own map's gradient of
-// x to that of the relations. It runs the kernels of its parts on every device; on CUDA relational_layer_cuda.cpp takes
-// the calls that it supports.
+// x to that of the relations. The layer is composed of other ops on every device; on CUDA relational_layer_cuda.cpp
+// computes the calls that fused kernels support.
 #include <algorithm>
 
 #include "../projection/calls.h"
@@ -21,7 +21,7 @@ OptTensor by_head(const OptTensor& edge_weight) {
 void check_relational_layer(const char* op, const Tensor& x, const OptTensor& own, const OptTensor& root,
                             const OptTensor& bias, const TypedEdges& graph, int64_t num_dst, int64_t width) {
   check_dim(op, "x", x, 2, "[Ns, K]");
-  TORCH_CHECK_VALUE(holds_pieces(graph.by_dst), op, ": by_dst must hold the 6 tensors of typed_edges, got ",
+  TORCH_CHECK_VALUE(holds_segments(graph.by_dst), op, ": by_dst must hold the 6 tensors of typed_edges, got ",
                     graph.by_dst.size());
   TORCH_CHECK_VALUE(graph.edges.csr.empty() || graph.edges.csr[0].size(0) == num_dst + 1, op, ": csr must be of ",
                     num_dst, " rows");
@@ -99,7 +99,7 @@ std::vector<Tensor> layer_backward_of_parts(const Tensor& grad, const Tensor& x,
   const Tensor first_rows = onto_x ? results[0].narrow(0, 0, grad.size(0)) : Tensor();
   const bool with_maps = onto_x && !x.is_cuda();
   if (onto_x && !with_maps) call_project_onto(first_rows, rows, *root, {});
-  const bool with_root = of_bias && as_rows && of_root;  // sums of a rounded gradient would be less exact
+  const bool with_root = of_bias && as_rows && of_root;  // sums of a rounded gradient would be less accurate
   if (of_own || of_root || with_maps) {
     OptTensors grads;
     grads.push_back(rows);
@@ -172,22 +172,22 @@ struct RelationalLayer : Function<RelationalLayer> {
     needs.push_back(need(root.has_value()));
     needs.push_back(need(ctx->saved_data.at("has_bias").toBool()));
     const at::TensorList in_edges = saved.graph.csr, out_edges = saved.graph.csc;
-    const auto pieces = static_cast<size_t>(ctx->saved_data.at("of_dst").toInt());
+    const auto segments = static_cast<size_t>(ctx->saved_data.at("of_dst").toInt());
     const auto of_src = static_cast<size_t>(ctx->saved_data.at("of_src").toInt());
     const auto compute = [&] {
       static const Kernels kernels("edgeless::relational_layer_backward", layer_backward_of_parts);
-      return kernels(grads[0], saved[0], saved[1], edge_weight, own, root, in_edges.slice(0, pieces),
-                     out_edges.slice(0, of_src), in_edges.slice(pieces), out_edges.slice(of_src), needs,
+      return kernels(grads[0], saved[0], saved[1], edge_weight, own, root, in_edges.slice(0, segments),
+                     out_edges.slice(0, of_src), in_edges.slice(segments), out_edges.slice(of_src), needs,
                      saved.graph.max_degrees);
     };
     OptTensor bias;
-    if (at::GradMode::is_enabled() && ctx->saved_data.at("has_bias").toBool()) {  // only added: zeros stand for it
+    if (at::GradMode::is_enabled() && ctx->saved_data.at("has_bias").toBool()) {  // is only added, so zeros will do
       bias = with_history(at::zeros({grads[0].size(1)}, saved[0].options()), 2 + own.has_value() + root.has_value());
     }
     const auto make_plain = [&]() -> Plain {
-      const bool pairs = in_edges.size() > pieces;
-      return PlainRelationalLayer{{in_edges.slice(0, pieces), pairs ? in_edges[3].size(0) : grads[0].size(0)},
-                                  in_edges.slice(pieces).vec(),
+      const bool pairs = in_edges.size() > segments;
+      return PlainRelationalLayer{{in_edges.slice(0, segments), pairs ? in_edges[3].size(0) : grads[0].size(0)},
+                                  in_edges.slice(segments).vec(),
                                   out_edges.slice(of_src).vec(),
                                   grads[0].size(0)};
     };

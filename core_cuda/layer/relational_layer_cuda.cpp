@@ -28,22 +28,22 @@ Tensor layer(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight
              at::TensorList csr, at::TensorList csc, int64_t num_dst, at::ScalarType out_dtype,
              at::IntArrayRef max_degrees) {
   const char* op = "edgeless::relational_layer";
-  if (!csr.empty() || by_dst.size() < kTiledPieces) {
+  if (!csr.empty() || by_dst.size() < kTiledSegments) {
     return layer_of_parts(x, weight, edge_weight, own, root, bias, by_dst, by_src, csr, csc, num_dst, out_dtype,
                           max_degrees);
   }
   check_relational_layer(op, x, own, root, bias, {by_dst, by_src, {csr, csc, max_degrees}}, num_dst,
                          WeightSizes(op, weight).out);
   check_relational_sum(op, x, weight, edge_weight, by_dst);
-  const relational::Pieces pieces(by_dst);
-  pieces.check_rows(op, "by_dst", num_dst);
+  const relational::Segments segments(by_dst);
+  segments.check_rows(op, "by_dst", num_dst);
   const OwnMap map(x, own, root, num_dst);
   const OnDevice on_device(x.device());
-  if (!relational::fuses(x, weight, pieces) || !map.fuses()) {
+  if (!relational::fuses(x, weight, segments) || !map.fuses()) {
     return layer_of_parts(x, weight, edge_weight, own, root, bias, by_dst, by_src, csr, csc, num_dst, out_dtype,
                           max_degrees);
   }
-  return relational::fused_sum(x, weight, edge_weight, pieces, num_dst, out_dtype,
+  return relational::fused_sum(x, weight, edge_weight, segments, num_dst, out_dtype,
                                {map.rows, map.root, bias ? *bias : Tensor()});
 }
 
@@ -56,19 +56,19 @@ std::vector<Tensor> layer_backward(const Tensor& given, const Tensor& x, const T
     return layer_backward_of_parts(given, x, weight, edge_weight, own, root, by_dst, by_src, csr, csc, std::move(needs),
                                    max_degrees);
   };
-  if (!csr.empty() || by_src.size() < kTiledPieces) return of_parts();
+  if (!csr.empty() || by_src.size() < kTiledSegments) return of_parts();
   check_dim(op, "grad", given, 2, "[Nd, M]");
   check_relational_layer(op, x, own, root, {}, {by_dst, by_src, {csr, csc, max_degrees}}, given.size(0),
                          WeightSizes(op, weight).out);
   check_relational_sum(op, x, weight, edge_weight, by_dst);
-  check_pieces(op, "by_src", by_src, weight.size(0), x.device());
+  check_segments(op, "by_src", by_src, weight.size(0), x.device());
   TORCH_CHECK_VALUE(needs.size() == 5, op, ": needs must have 5 entries, got ", needs.size());
-  const relational::Pieces pieces(by_src);
-  pieces.check_rows(op, "by_src", x.size(0));
+  const relational::Segments segments(by_src);
+  segments.check_rows(op, "by_src", x.size(0));
   const OwnMap map(x, own, root, given.size(0));
   const auto dtype = given.scalar_type();
   const OnDevice on_device(x.device());
-  if (!relational::fuses(x, weight, pieces) || !map.fuses() || (dtype != x.scalar_type() && dtype != at::kFloat)) {
+  if (!relational::fuses(x, weight, segments) || !map.fuses() || (dtype != x.scalar_type() && dtype != at::kFloat)) {
     return of_parts();
   }
   const bool of_x = needs[0], of_weight = needs[1], of_own = needs[2] && own, of_root = needs[3] && root;
@@ -78,7 +78,7 @@ std::vector<Tensor> layer_backward(const Tensor& given, const Tensor& x, const T
       relational::gradients_of_own(grad, map.rows, x.scalar_type(), of_root, needs[4]);
   const bool onto_x = of_x && root && !own;
   const relational::FusedGradients found = relational::fused_gradients(
-      sums.rows, x, weight, edge_weight, pieces, {of_x, of_weight}, onto_x ? *root : Tensor(), sums);
+      sums.rows, x, weight, edge_weight, segments, {of_x, of_weight}, onto_x ? *root : Tensor(), sums);
   std::vector<Tensor> results{found.rows, found.weight, Tensor(), found.root, found.bias};
   if (of_own) {
     OptTensors grads;

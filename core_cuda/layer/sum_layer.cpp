@@ -33,7 +33,7 @@ struct SumLayer : Function<SumLayer> {
     c10::List<bool> needs;
     for (const size_t i : {0, 0, 1, 2}) needs.push_back(ctx->needs_input_grad(i));
     needs.push_back(inputs.has_bias && ctx->needs_input_grad(3));
-    // For second derivatives, the saved sums get the history of the SpMM that made them.
+    // For second derivatives, the saved sums get the autograd history of the SpMM that computed them.
     Tensor sums = saved[0], x = saved[1];
     if (again) {
       x = with_history(x, 0);

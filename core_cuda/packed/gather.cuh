@@ -10,7 +10,7 @@
 
 namespace edgeless::cuda {
 
-// N: an integer of the unit's size. W: the same, unsigned, in which sums wrap.
+// N: a signed integer type of the unit's size. W: the unsigned type of that size, in which sums wrap.
 template <class N, class W>
 __device__ void write_number(const PackedColumn& column, int64_t from, int64_t to, int64_t graph, int64_t place) {
   N number =

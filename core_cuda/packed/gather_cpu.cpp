@@ -1,4 +1,4 @@
-// gather_packed on the CPU: ranges of memory are copied, one for each graph.
+// gather_packed on the CPU: copies one range of memory for each graph.
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-// Entries `first` to `end` of a block, which are those of the attribute from `begin` on.
+// Copies the attribute's entries from `begin` on to the entries `first` to `end` of a block.
 void copy_entries(const PackedColumn& column, int64_t block, int64_t first, int64_t end, int64_t begin) {
   const char* from = column.from + block * column.from_rows * column.row_bytes;
   char* to = column.to + (block * column.to_rows + first) * column.row_bytes;
@@ -24,7 +24,7 @@ void copy_entries(const PackedColumn& column, int64_t block, int64_t first, int6
   }
 }
 
-// W: an unsigned integer, in which sums wrap.
+// W: an unsigned integer type, in which sums wrap.
 template <typename W>
 void add_offset(const PackedColumn& column, int64_t block, int64_t first, int64_t end, int64_t offset) {
   const int64_t numbers = column.row_bytes / static_cast<int64_t>(sizeof(W));

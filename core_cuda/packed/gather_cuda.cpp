@@ -1,4 +1,4 @@
-// gather_packed on CUDA; the kernel is in gather.cuh. Nothing waits for the device.
+// gather_packed on CUDA; the kernel is in gather.cuh. Nothing here synchronizes with the device.
 #include <torch/library.h>
 
 #include <algorithm>

@@ -11,7 +11,7 @@ using at::Tensor;
 
 constexpr const char* kOp = "gather_packed";
 
-// A table [rows, columns] of int64.
+// Checks a table [rows, columns] of int64.
 void check_table(const char* name, const Tensor& table, int64_t columns, const at::Device& device) {
   check_dim(kOp, name, table, 2, "a matrix");
   check_dtype(kOp, name, table, at::kLong);
@@ -20,7 +20,7 @@ void check_table(const char* name, const Tensor& table, int64_t columns, const a
                     columns, " columns, got shape ", table.sizes());
 }
 
-// The most bytes that divide a row and that memory is aligned to.
+// The largest unit in bytes that divides a row and to which both addresses are aligned.
 int32_t unit_of(const PackedColumn& column) {
   for (const int32_t unit : {16, 8, 4, 2}) {
     const auto addresses = reinterpret_cast<uintptr_t>(column.from) | reinterpret_cast<uintptr_t>(column.to);

@@ -1,4 +1,4 @@
-// The arguments of the op gather_packed: checks, results, and columns as kernels take them.
+// The arguments of the op gather_packed: their checks, and the results and columns that follow from them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace edgeless {
 
-// The arguments, see core_cuda/library.cpp.
+// The arguments of the op, see core_cuda/library.cpp.
 struct PackedInputs {
   at::TensorList columns;
   at::IntArrayRef dims, levels, increments;

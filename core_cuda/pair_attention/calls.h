@@ -52,7 +52,7 @@ inline std::vector<Tensor> call_pair_attention_backward(const PairCall& c, const
                  c.walks.all, c.dropout.edge_ids, c.negative_slope, needs, c.max_degrees, c.dropout.seed, c.dropout.p);
 }
 
-// The same, but may overwrite the values.
+// Like call_pair_attention_backward(), but may overwrite the values.
 inline std::vector<Tensor> call_pair_attention_backward_over(const PairCall& c, const PairResults& of,
                                                              const Tensor& grad, const PairChoice& needs) {
   static const Kernels kernels("edgeless::pair_attention_backward_over",

@@ -1,6 +1,5 @@
 // Arguments of attention over pairs. A pair is a unique (source, relation); relations are `types` in the code. A
-// segment
-// (`piece` in the code) has a few edges of one destination and relation.
+// segment has a few edges of one destination and relation.
 #pragma once
 
 #include "../attention/inputs.h"
@@ -23,12 +22,12 @@ struct PairWalks {
   at::TensorList by_pair() const { return all.slice(5, 3); }
   at::TensorList types_of_nodes() const { return all.slice(8, 2); }
   at::TensorList nodes_of_types() const { return all.slice(10, 3); }
-  at::TensorList edges_of_pieces() const { return all.slice(13, 2); }
+  at::TensorList edges_of_segments() const { return all.slice(13, 2); }
   at::TensorList sums() const { return all.slice(15, 3); }
 
   int64_t types() const { return all[0].size(0) - 1; }
   int64_t pairs() const { return all[1].size(0); }
-  int64_t pieces() const { return all[9].size(0); }
+  int64_t segments() const { return all[9].size(0); }
   int64_t edges() const { return all[3].size(0); }
   int64_t nodes() const { return all[2].size(0) - 1; }
 };
@@ -49,7 +48,7 @@ struct PairCall {
   OptTensor bias;                    // [M]
   PairWalks walks;
   double negative_slope;
-  at::IntArrayRef max_degrees;  // longest row of edges by destination, edges by pair, sums; may be shorter: unknown
+  at::IntArrayRef max_degrees;  // longest rows of edges by destination, edges by pair, sums; unknown where missing
   PairDropout dropout;
 
   int64_t depth() const { return x.size(1); }
@@ -57,9 +56,9 @@ struct PairCall {
   int64_t max_degree(size_t of) const { return of < max_degrees.size() ? max_degrees[of] : -1; }
 };
 
-// What the forward saves for the backward on the same device. out: the sums without the bias; shift [2, N]: the maximal
-// logit of a row and, of the softmax's sum, the base 2 logarithm on CUDA, the inverse on the CPU. One number for both,
-// a logsumexp, would have the absolute precision of a large logit.
+// The results of the forward that the backward on the same device reads. out: the sums without the bias; shift [2, N]:
+// the maximal logit of a row and, of the softmax's sum, the base 2 logarithm on CUDA, the inverse on the CPU. A
+// logsumexp in place of the two would have the absolute precision of a large logit.
 struct PairResults {
   at::Tensor out, values, vectors, queries, shift;
 };
@@ -100,9 +99,9 @@ inline void check_pair_attention(const char* op, const PairCall& in) {
   check_shape(op, "walks", walks.all[5], {walks.pairs() + 1});
   check_shape(op, "walks", walks.all[6], {walks.edges()});
   check_shape(op, "walks", walks.all[7], {walks.edges()});
-  check_shape(op, "walks", walks.all[13], {walks.pieces() + 1});
+  check_shape(op, "walks", walks.all[13], {walks.segments() + 1});
   check_shape(op, "walks", walks.all[14], {walks.edges()});
-  check_shape(op, "walks", walks.all[16], {walks.pairs() + walks.pieces()});
+  check_shape(op, "walks", walks.all[16], {walks.pairs() + walks.segments()});
   check_pair_dropout(op, in);
 }
 
@@ -111,7 +110,7 @@ inline void check_pair_results(const char* op, const PairCall& in, const PairRes
   check_like(op, "out", of.out, grad.sizes(), in.x);
   check_like(op, "values", of.values, {in.walks.pairs(), in.width()}, in.x);
   check_like(op, "vectors", of.vectors, {in.walks.types(), in.depth()}, in.x);
-  check_like(op, "queries", of.queries, {in.walks.pieces()}, of.shift);
+  check_like(op, "queries", of.queries, {in.walks.segments()}, of.shift);
   check_shape(op, "shift", of.shift, {2, in.walks.nodes()});
 }
 

@@ -22,7 +22,8 @@ Tensor products(const Tensor& rows, const Tensor& vector) {
   return at::mm(rows.reshape({-1, rows.size(-1)}).to(dtype), vector.to(dtype));
 }
 
-// The gradients of products() for the rows, added to `more`, and for the vector. grad: gradient of the products.
+// The gradients of products(): that of the rows, added to `more`, and that of the vector. grad: gradient of the
+// products.
 Tensor gradient_of_rows(const Tensor& grad, const Tensor& vector, const Tensor& more) {
   const Tensor rows = more.reshape({-1, more.size(-1)}).to(grad.scalar_type());
   return at::addmm(rows, grad, vector.t().to(grad.scalar_type())).to(more.scalar_type()).view(more.sizes());
@@ -31,8 +32,8 @@ Tensor gradient_of_vector(const Tensor& grad, const Tensor& rows) {
   return at::mm(rows.reshape({-1, rows.size(-1)}).to(grad.scalar_type()).t(), grad).to(rows.scalar_type());
 }
 
-// CSR by destination and, for a backward, CSC by pair, as attention ops take them. Edge ids are CSR indices or, with
-// dropout, the original ids, which seed the draws.
+// The graph of the attention ops: CSR by destination and, for a backward, CSC by pair. Edge ids are CSR indices or,
+// with dropout, the original ids, which seed the draws.
 struct PairEdges {
   std::vector<Tensor> csr, csc;
   Tensor ids;  // [E] original ids in CSR order; undefined: ids are CSR indices
@@ -45,7 +46,7 @@ struct PairEdges {
       ids = in.dropout.edge_ids[0].to(at::kLong);
     } else if (backward) {
       const Tensor numbers = places(in.walks);
-      csc.push_back(at::empty_like(numbers).scatter_(0, in.walks.edges_of_pieces()[1].to(at::kLong), numbers));
+      csc.push_back(at::empty_like(numbers).scatter_(0, in.walks.edges_of_segments()[1].to(at::kLong), numbers));
     }
   }
 
@@ -119,16 +120,16 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   if (of_values) of_rows = gradient_of_rows(of_keys, key, found[kValue].squeeze(1));
 
   // Gradients of the query terms: sums over the edges of every segment.
-  const Tensor edges[] = {walks.edges_of_pieces()[0], PairEdges::places(walks)};
-  const Tensor of_pieces = call_spmm(both.to_places(found[kEdgeAttr]), {}, {}, {}, {edges, {}});
+  const Tensor edges[] = {walks.edges_of_segments()[0], PairEdges::places(walks)};
+  const Tensor of_segments = call_spmm(both.to_places(found[kEdgeAttr]), {}, {}, {}, {edges, {}});
   if (of_x) {
     const Tensor rows = call_typed_mm(of_rows, weight.transpose(1, 2), walks.offsets(), {});
-    const Tensor weights = at::cat({at::ones({walks.pairs(), 1}, of_pieces.options()), of_pieces});
+    const Tensor weights = at::cat({at::ones({walks.pairs(), 1}, of_segments.options()), of_segments});
     results[kPairX] = call_spmm(at::cat({rows, vectors}), weights, {}, {}, {walks.sums(), {}});
   }
   if (!of_weight && !of_query) return results;
   const Tensor of_vectors =
-      call_spmm(x, of_pieces, {}, {}, {walks.nodes_of_types(), {}}, of_pieces.scalar_type()).reshape({-1, 1});
+      call_spmm(x, of_segments, {}, {}, {walks.nodes_of_types(), {}}, of_segments.scalar_type()).reshape({-1, 1});
   if (of_query) results[kPairQuery] = gradient_of_vector(of_vectors, weight);
   if (of_weight) {
     const Tensor outer = call_typed_outer(x.index_select(0, walks.pair_nodes()), of_rows, walks.offsets(), {});

@@ -4,8 +4,8 @@
 // Forward: vectors = W_r query per relation, values = x_u W_r per pair, queries <x_i, vectors_r> per segment, and one
 // pass over the edges by destination. Backward: statistics per destination, one pass over the edges by pair, which
 // writes ds per edge, and sums of ds per segment. The gradient of x sums the row dv W_r^T of every pair of a node and
-// (sum ds) W_r query of every segment of it. One SpMM does both; the rows W_r query are stored behind those of the
-// pairs.
+// (sum ds) W_r query of every segment of the node. One SpMM computes both sums; the rows W_r query are stored after
+// those of the pairs.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -25,7 +25,7 @@ namespace {
 
 using at::Tensor;
 
-// Contiguous and 16-byte aligned.
+// Returns `t` or a copy, contiguous and 16-byte aligned.
 Tensor whole(const Tensor& t) {
   const Tensor rows = t.contiguous();
   return reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 ? rows : rows.clone();
@@ -139,7 +139,7 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   const int64_t depth = in.depth(), width = in.width();
   const Tensor matrices = weight.contiguous();
   const Tensor vectors = at::mv(matrices.view({-1, width}), query.reshape(-1)).view({walks.types(), depth});
-  // Has space for the relations' rows behind those of the pairs, so that the backward can reuse the memory for both.
+  // Has space for the relations' rows after those of the pairs, so that the backward can reuse the memory for both.
   const Tensor values = at::empty({walks.pairs() + walks.types(), width}, x.options()).narrow(0, 0, walks.pairs());
   relational::multiply({x, walks.pair_nodes()}, matrices.unsqueeze(1), walks.offsets(), {values});
   const Tensor queries = call_sddmm(x.unsqueeze(1), vectors.unsqueeze(1), {walks.types_of_nodes(), {}}).view(-1);
@@ -167,7 +167,7 @@ Tensor with_types(const Tensor& values, int64_t types) {
 }
 
 // kOver: the gradients of values may overwrite the values, because a row is written after all lanes have read it (as in
-// attention_backward_into). The rows of the gradient of x then overwrite these in turn, where shapes allow it.
+// attention_backward_into). The rows of the gradient of x then overwrite these gradients, where shapes allow it.
 template <bool kOver>
 std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResults& of, const Tensor& given_grad,
                                             const PairChoice& needs) {
@@ -177,7 +177,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   check_pair_results(op, in, of, given_grad);
   const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees, dropout] = in;
   const auto& [out, values, vectors, queries, shift] = of;
-  const int64_t types = walks.types(), pairs = walks.pairs(), pieces = walks.pieces(), nodes = walks.nodes();
+  const int64_t types = walks.types(), pairs = walks.pairs(), segments = walks.segments(), nodes = walks.nodes();
   const int64_t depth = in.depth(), width = in.width();
   const auto [of_x, of_weight, of_query, of_key, of_bias] = needs;
   const OnDevice on_device(x.device());
@@ -240,12 +240,12 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
 
   // The gradient of x: rows of the pairs, followed by those of the relations, and their weights.
   const Tensor matrices = weight.contiguous();
-  Tensor rows, weights = at::empty({(of_x ? pairs : 0) + pieces}, numbers);
+  Tensor rows, weights = at::empty({(of_x ? pairs : 0) + segments}, numbers);
   PrepareArgs prepare;
   prepare.ds = ds.const_data_ptr<float>();
-  prepare.ptr = walks.edges_of_pieces()[0].const_data_ptr<int32_t>();
-  prepare.at = walks.edges_of_pieces()[1].const_data_ptr<int32_t>();
-  prepare.weights = weights.mutable_data_ptr<float>(), prepare.pieces = pieces;
+  prepare.ptr = walks.edges_of_segments()[0].const_data_ptr<int32_t>();
+  prepare.at = walks.edges_of_segments()[1].const_data_ptr<int32_t>();
+  prepare.weights = weights.mutable_data_ptr<float>(), prepare.segments = segments;
   const Tensor types_rows = vectors.contiguous();
   if (of_x) {
     const bool in_place = kOver && relational::multiplies_in_place(x, matrices.unsqueeze(1));
@@ -263,9 +263,9 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
     results[kPairX] = call_spmm(rows, weights.unsqueeze(1), {}, {}, graph);
   }
   if (!of_vectors) return results;
-  const Tensor of_pieces = weights.narrow(0, of_x ? pairs : 0, pieces).unsqueeze(1);
+  const Tensor of_segments = weights.narrow(0, of_x ? pairs : 0, segments).unsqueeze(1);
   const Tensor grad_vectors =
-      call_spmm(x, of_pieces, {}, {}, {walks.nodes_of_types(), {}}, at::kFloat).contiguous();  // [R, K]
+      call_spmm(x, of_segments, {}, {}, {walks.nodes_of_types(), {}}, at::kFloat).contiguous();  // [R, K]
   if (!of_weight) outer = at::zeros({types, depth, width}, numbers);
 
   // Backward of vectors = W_r query.

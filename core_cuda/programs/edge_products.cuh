@@ -1,10 +1,10 @@
-// Products by edge in generated walks: the lanes of a warp leave values of kEdges edges in rows of shared memory, and
-// the warp multiplies these rows by a matrix on the tensor cores, or the block multiplies all of its warps' rows by
-// each other, summed over the edges. Between products, and behind the last one, lanes compute with what stands in rows.
+// Products per edge in generated walks: the lanes of a warp store values of kEdges edges to rows of shared memory, and
+// the warp multiplies these rows by a matrix on the tensor cores, or the block multiplies the rows of all its warps by
+// each other, summed over the edges. Between products, and after the last one, lanes compute with the values in rows.
 //
-// Rows hold floats, or 16-bit values where products of such are to be computed; kPad floats are behind each.
+// Rows hold floats, or 16-bit values if their product is computed in 16 bits; kPad floats follow each row.
 //
-// How lanes hold the factors of mma.m16n8k8, and how matrices stand in shared memory, is said in tiles.cuh.
+// tiles.cuh describes how lanes hold the factors of mma.m16n8k8, and the order of matrices in shared memory.
 #pragma once
 
 #include "../common/half_mma.cuh"
@@ -12,32 +12,33 @@
 
 namespace edgeless::cuda::programs {
 
-// The values from one row to the next.
+// The pitch of rows, in values.
 template <class S, int kColumns>
 constexpr int kStep = kColumns + kPad * 4 / sizeof(S);
 
-// The edges of a sub-warp's window, one in each lane: the row and the id of each, and whether the sub-warp has it.
-template <class I, int kTeam>
+// The edges of a sub-warp's window, one in each lane: the gathered index (`near`) and the row of the edge, and whether
+// the edge exists.
+template <class I, int kSubWarp>
 struct EdgesOfWindow {
   int64_t near = 0, row = 0;
   I end = 0, left = 0;  // the end of `row`; edges of the sub-warp from this window on
   bool exists = false;
 
-  // position: of this lane's edge in the first window; last: the end of the sub-warp's edges.
-  __device__ __forceinline__ void start(int64_t first_row, I position, I last, const I* indptr, unsigned team) {
-    left = last - __shfl_sync(team, position, 0, kTeam);
+  // position: that of this lane's edge in the first window; last: the end of the sub-warp's edges.
+  __device__ __forceinline__ void start(int64_t first_row, I position, I last, const I* indptr, unsigned sub_warp) {
+    left = last - __shfl_sync(sub_warp, position, 0, kSubWarp);
     row = first_row, end = indptr[row + 1];
   }
   __device__ __forceinline__ void next(I index, I position, const I* indptr) {
     near = index;
-    exists = static_cast<int>(threadIdx.x % kTeam) < left;
-    left -= kTeam;
+    exists = static_cast<int>(threadIdx.x % kSubWarp) < left;
+    left -= kSubWarp;
     if (!exists) return;
     while (end <= position) end = indptr[++row + 1];
   }
 };
 
-// The column of which a lane has four or eight features in a block of columns.
+// The column, in a block of eight columns, of which a lane has four or eight features.
 __device__ __forceinline__ int tile_column(int block, int lane) {
   return block / 2 * 16 + lane / 8 * 4 + block % 2 * 2 + lane / 4 % 2;
 }
@@ -46,30 +47,31 @@ __device__ __forceinline__ int tile_column(int block, int lane) {
 // up to kPaddedDepth and kPaddedColumns.
 template <int kColumns, int kDepth, int kPaddedColumns, int kPaddedDepth, class S>
 __device__ inline void fill_floats(const S* from, int column, int feature, float* to) {
-  for (int i = threadIdx.x; i < kPaddedColumns * kPaddedDepth; i += kFoldThreads) {
+  for (int i = threadIdx.x; i < kPaddedColumns * kPaddedDepth; i += kReduceThreads) {
     const int j = i / 128 % (kPaddedColumns / 8), c = i / 128 / (kPaddedColumns / 8);
     const int of = tile_column(j, i / 4 % 32), k = 16 * c + i / 4 % 4 * 4 + i % 4;
     to[i] = of < kColumns && k < kDepth ? static_cast<float>(value_of(from[of * column + k * feature])) : 0;
   }
 }
-// That copy.
+// A matrix that fill_floats() has copied.
 struct MatrixInOrder {
   const float* from;
 
-  // Of a chunk of 16 features and a block of 8 columns what a lane multiplies: four features of a column.
+  // Loads the lane's factors from a chunk of 16 features and a block of 8 columns: four features of one column.
   template <int kColumns>
   __device__ __forceinline__ float4 four(int chunk, int block) const {
     return reinterpret_cast<const float4*>(from)[(chunk * (kColumns / 8) + block) * 32 + threadIdx.x % 32];
   }
 };
-// A matrix of which elements are kColumn and kFeature values apart, kPlace values behind a multiple of four.
+// A matrix in global memory whose columns are kColumn and whose features are kFeature values apart. It begins kPlace
+// values after a multiple of four.
 template <class S, int kColumn, int kFeature, int kPlace, int kColumns, int kDepth, int kPaddedColumns,
           int kPaddedDepth>
 struct MatrixAsItIs {
   const S* from;
 
   __device__ __forceinline__ auto at(int column, int feature) const {
-    const bool exists = column < kColumns && feature < kDepth;  // the compiler knows where all do
+    const bool exists = column < kColumns && feature < kDepth;  // always true without padding, as the compiler sees
     return value_of(exists ? __ldg(from + column * kColumn + feature * kFeature) : S{});
   }
 
@@ -84,7 +86,7 @@ struct MatrixAsItIs {
     }
     return {at(column, first), at(column, first + 1), at(column, first + 2), at(column, first + 3)};
   }
-  // The same for chunks of 32 features in 16 bits: eight features of a column.
+  // Like four(), for chunks of 32 features in 16 bits: eight features of one column.
   template <class H, int kOfBlocks>
   __device__ __forceinline__ uint4 eight(int chunk, int block) const {
     const int column = tile_column(block, threadIdx.x % 32), first = 32 * chunk + threadIdx.x % 4 * 8;
@@ -100,7 +102,7 @@ struct MatrixAsItIs {
 // fill_floats() for multiply_half_rows().
 template <int kColumns, int kDepth, int kPaddedColumns, int kPaddedDepth, class S, class H>
 __device__ inline void fill_halves(const S* from, int column, int feature, H* to) {
-  for (int i = threadIdx.x; i < kPaddedColumns * kPaddedDepth; i += kFoldThreads) {
+  for (int i = threadIdx.x; i < kPaddedColumns * kPaddedDepth; i += kReduceThreads) {
     const int j = i / 256 % (kPaddedColumns / 8), c = i / 256 / (kPaddedColumns / 8);
     const int of = tile_column(j, i / 8 % 32), k = 32 * c + i / 8 % 4 * 8 + i % 8;
     to[i] = stored<H>(of < kColumns && k < kDepth ? value_of(from[of * column + k * feature]) : 0);
@@ -115,7 +117,7 @@ struct HalvesInOrder {
   }
 };
 
-// Writes the products of 16 kTiles edges to rows. All lanes have read what they multiply before.
+// Writes the products of 16 kTiles edges to rows, once all lanes have read their factors from rows.
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void write_products(const float (&sum)[kTiles][kColumns / 8][4], float* to) {
   __syncwarp();
@@ -130,10 +132,11 @@ __device__ __forceinline__ void write_products(const float (&sum)[kTiles][kColum
   }
 }
 
-// Writes rows of kDepth + kPad floats times a matrix to rows of kColumns + kPad. They may be the same rows.
+// Multiplies rows of kDepth + kPad floats by a matrix and writes the products to rows of kColumns + kPad floats. `to`
+// may be `from`.
 template <int kEdges, int kDepth, int kColumns, bool kLeftRest, bool kRightRest, class Matrix>
 __device__ __forceinline__ void multiply_rows(const float* from, const Matrix& matrix, float* to) {
-  constexpr int kTiles = kColumns <= 64 ? kEdges / 16 : 1;  // that are multiplied at once, with one load of the matrix
+  constexpr int kTiles = kColumns <= 64 ? kEdges / 16 : 1;  // tiles that are multiplied per load of the matrix
 #pragma unroll 1
   for (int first = 0; first < kEdges; first += 16 * kTiles) {
     const float4* const row =
@@ -166,7 +169,7 @@ __device__ __forceinline__ void multiply_rows(const float* from, const Matrix& m
   }
 }
 
-// The same for rows of kDepth 16-bit values.
+// multiply_rows() for rows of kDepth 16-bit values.
 template <int kEdges, int kDepth, int kColumns, class H, class Matrix>
 __device__ __forceinline__ void multiply_half_rows(const H* from, const Matrix& matrix, float* to) {
   constexpr int kTiles = kColumns <= 64 ? kEdges / 16 : 1, kFrom = kStep<H, kDepth>;
@@ -197,15 +200,15 @@ __device__ __forceinline__ void multiply_half_rows(const H* from, const Matrix& 
   }
 }
 
-// The sum over all edges of left^T right, [kRows, kColumns], of which each warp of a block has a part.
+// The sum over all edges of left^T right, [kRows, kColumns]. Each warp of a block holds a part of this matrix.
 template <int kRows, int kColumns>
 struct BlockTotals {
-  static constexpr int kWarps = kFoldThreads / 32, kRowParts = kRows % 128 == 0 ? 4 : kRows % 64 == 0 ? 2 : 1;
+  static constexpr int kWarps = kReduceThreads / 32, kRowParts = kRows % 128 == 0 ? 4 : kRows % 64 == 0 ? 2 : 1;
   static constexpr int kHeight = kRows / kRowParts, kWidth = kColumns * kRowParts / kWarps;
-  static constexpr int kCount = kHeight * kWidth / 128;  // in fours, of a lane
+  static constexpr int kCount = kHeight * kWidth / 128;  // a lane's values, in groups of four
   float sum[kHeight / 16][kWidth / 8][4] = {};
 
-  // left, right: rows of the first warp's edges; those of the next warp are `warp` floats further on.
+  // left, right: rows of the first warp's edges; the rows of each further warp are `warp` floats later.
   template <int kEdges, bool kLeftRest, bool kRightRest, class L, class R>
   __device__ __forceinline__ void add(const L* left, const R* right, int warp) {
     left += static_cast<int>(threadIdx.x) / 32 % kRowParts * kHeight + 4 * tile_group();
@@ -245,8 +248,8 @@ struct BlockTotals {
     }
   }
 
-  // Parts of blocks are of_block floats apart. What a lane of a warp has in number k, the part has at ((warp * kCount +
-  // k / 4) * 32 + lane) * 4 + k % 4 (shared/programs/cuda_products.py).
+  // Writes the block's partial sums; those of neighbouring blocks are of_block floats apart. Value k of a lane of a
+  // warp has the index ((warp * kCount + k / 4) * 32 + lane) * 4 + k % 4 (shared/programs/cuda_products.py).
   __device__ inline void finish(float* parts, int of_block) const {
     float4* const part = reinterpret_cast<float4*>(parts + static_cast<int64_t>(blockIdx.x) * of_block) +
                          threadIdx.x / 32 * kCount * 32 + threadIdx.x % 32;

@@ -1,4 +1,4 @@
-// Neighbouring values as generated walks load and store them.
+// Loads and stores of contiguous values in generated walks.
 #pragma once
 
 #include "../common/vec.cuh"
@@ -17,30 +17,30 @@ using ChunkOf = std::conditional_t<
     std::conditional_t<kBytes == 8, uint2,
                        std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 2, uint16_t, uint8_t>>>>;
 
-// kCount neighbouring values as they are loaded, with as few instructions as their alignment allows: rows begin at
-// multiples of kCount values.
+// kCount contiguous values, loaded with as few instructions as their alignment allows: rows begin at multiples of
+// kCount values.
 template <class S, int kCount>
 struct Loaded {
   static constexpr int kBytes = power_of_two_in(kCount * sizeof(S), 16), kChunks = kCount * sizeof(S) / kBytes;
   using Chunk = ChunkOf<kBytes>;
   Chunk chunk[kChunks];
 
-  // Of a row that many edges gather.
+  // Loads from a row that many edges gather.
   __device__ __forceinline__ void gather(const S* at) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) chunk[i] = __ldg(reinterpret_cast<const Chunk*>(at) + i);
   }
-  // Of a row that is read once.
+  // Loads from a row that is read once.
   __device__ __forceinline__ void once(const S* at) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) chunk[i] = __ldcs(reinterpret_cast<const Chunk*>(at) + i);
   }
-  // Of shared memory.
+  // Loads from shared memory.
   __device__ __forceinline__ void near(const S* at) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) chunk[i] = reinterpret_cast<const Chunk*>(at)[i];
   }
-  // Of a copy of such loads for `lanes` lanes, in which the chunks of neighbouring lanes are neighbours.
+  // Loads from a copy for `lanes` lanes in which the chunks of neighbouring lanes are contiguous (copy_spread()).
   __device__ __forceinline__ void spread(const char* copy, int lanes, int lane) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) chunk[i] = reinterpret_cast<const Chunk*>(copy)[i * lanes + lane];
@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_values(S* at, const S (&x)[kCount]) {
   }
 }
 
-// The same for shared memory.
+// Stores contiguous values to shared memory.
 template <class S, int kCount>
 __device__ __forceinline__ void keep_values(S* at, const S (&x)[kCount]) {
   Loaded<S, kCount> packed;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void keep_values(S* at, const S (&x)[kCount]) {
 template <class S>
 constexpr bool is_sixteen_bits = std::is_same_v<S, __nv_bfloat16> || std::is_same_v<S, __half>;
 
-// Values in arithmetic: 16-bit floats as float, all others as they are.
+// Converts a value for arithmetic: 16-bit floats to float; all others stay as they are.
 template <class S>
 __device__ __forceinline__ auto value_of(S x) {
   if constexpr (is_sixteen_bits<S>) {

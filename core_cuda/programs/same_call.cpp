@@ -1,7 +1,7 @@
-// Decides whether the program of an earlier call of a layer computes this one too. The key of a program
-// (shared/programs/keys.py) reads hundreds of Python objects. Here the objects that it has read are compared by
-// identity with what they were, which takes a few microseconds: where nothing has changed the key would be the same.
-// Where something has, or the call is no plain one, the key decides.
+// Decides whether the program of an earlier call of a layer computes this call too. The key of a program
+// (shared/programs/keys.py) reads hundreds of Python objects. The code here compares the values that the key has read
+// with the present ones, by identity, which takes a few microseconds: if nothing has changed, the key would be the
+// same. If something has changed, or if the call is not a plain one, the key decides.
 #include "same_call.h"
 
 #include <ATen/ATen.h>
@@ -24,7 +24,7 @@ namespace {
 
 namespace py = pybind11;
 
-// What a tensor must have to be treated in the same way. Its rows, where it has some, may be others.
+// The properties that a tensor must share to be treated in the same way. The number of its rows may differ.
 struct Form {
   explicit Form(const at::Tensor& t)
       : dtype(t.scalar_type()), device(t.device()), requires_grad(t.requires_grad()), sizes(t.sizes().vec()) {}
@@ -76,7 +76,7 @@ struct Modes {
   at::ScalarType floats;
 };
 
-// An object that the key has read, and what it found. References are borrowed: the Python object that owns a SameCall
+// An object that the key has read, and the value found. References are borrowed: the Python object that owns a SameCall
 // holds all of them, because Python's garbage collector cannot see references from here.
 class Note {
  public:
@@ -145,13 +145,16 @@ class Note {
   std::optional<Form> form_;
 };
 
-enum Rows : int { kNone, kFirst, kSecond, kEdges };  // the nodes of row 0 or 1 of edge_index; row 0 if both are one set
+// The rows of a tensor: none, one per node of row 0 or 1 of edge_index (row 0 if both have the same nodes), or per
+// edge.
+enum Rows : int { kNone, kFirst, kSecond, kEdges };
 
 class SameCall {
  public:
-  // notes: (kind, object, a, b). given: name -> form of an argument, of ("tensor", place), ("constant", value) or
-  // (type, forms of its parts). tensors: all of the call, those of the layer from `own` on. rows: (Rows, dimension) of
-  // each. sizes: of the two rows of edge_index, None where the call does not tell them.
+  // notes: (kind, object, a, b). given: name -> form of an argument, which is ("tensor", index), ("constant", value) or
+  // (type, forms of its parts). tensors: all tensors of the call, those of the layer from index `own` on. kept: the
+  // same, with placeholders before `own`. rows: (Rows, dimension) of each tensor. sizes: for each row of edge_index,
+  // whether the argument `size` gives the number of nodes. one_set: both rows of edge_index have the same nodes.
   SameCall(const std::vector<std::tuple<std::string, py::handle, py::handle, py::handle>>& notes, py::handle given,
            py::handle edge_index, const std::vector<py::handle>& tensors, const std::vector<py::handle>& kept,
            size_t own, const std::vector<std::pair<int, int64_t>>& rows, std::pair<bool, bool> sizes, bool one_set)
@@ -167,7 +170,7 @@ class SameCall {
     for (const py::handle tensor : tensors) forms_.emplace_back(THPVariable_Unpack(tensor.ptr()));
   }
 
-  // The call's tensors and the numbers of nodes of the two rows, or None if the key has to decide.
+  // Returns the call's tensors and the numbers of nodes of both rows of edge_index, or None if the key has to decide.
   py::object match(py::handle edge_index, const py::dict& kwargs) const {
     const at::Tensor* ends = tensor_of(edge_index.ptr());
     if (!ends || !edges_.fits(*ends, 1) || !(Modes(edges_.device.type()) == modes_)) return py::none();
@@ -238,7 +241,8 @@ class SameCall {
     return true;
   }
 
-  // Whether every tensor has the form and the rows that it had, where the numbers of nodes and edges may be others.
+  // Returns whether every tensor has its earlier form and kind of rows. The numbers of nodes and edges may differ;
+  // those of nodes are written to `counts`.
   bool count(const std::vector<PyObject*>& found, int64_t edges, int64_t (&counts)[2]) const {
     for (size_t i = 0; i < found.size(); ++i) {
       const at::Tensor& t = THPVariable_Unpack(found[i]);
@@ -254,7 +258,7 @@ class SameCall {
     }
     if (counts[0] < 1 || counts[1] < 1 || edges < 1 || (counts[0] == counts[1]) != one_set_) return false;
     if (edges == counts[0] || edges == counts[1]) return false;
-    for (size_t i = 0; i < own_; ++i) {  // its rows must not have become those of something
+    for (size_t i = 0; i < own_; ++i) {  // a tensor without rows must not look like one with rows
       const at::Tensor& t = THPVariable_Unpack(found[i]);
       if (rows_[i].first != kNone || t.dim() == 0) continue;
       if (t.size(0) == edges || t.size(0) == counts[0] || t.size(0) == counts[1]) return false;

@@ -4,7 +4,8 @@
 
 namespace edgeless {
 
-// Adds SameCall to the module: whether a call of a generated layer may run the program of an earlier one.
+// Adds SameCall, which decides whether a call of a generated layer may run the program of an earlier call, to the
+// module.
 void define_same_call(pybind11::module_& m);
 
 }  // namespace edgeless

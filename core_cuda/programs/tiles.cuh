@@ -1,17 +1,17 @@
 // Products of narrow edge features on the tensor cores, for generated walks: a warp multiplies the features of 16 edges
-// by a matrix, the values that its lanes have computed for these edges by another, or both by each other, summed over
-// the edges. The values of an edge that more than one lane needs stand in a row of shared memory.
+// by a matrix, the values that its lanes have computed for these edges by another matrix, or both by each other, summed
+// over the edges. The values of an edge that more than one lane reads are in a row of shared memory.
 //
-// A tile is 16 edges, of which each sub-warp of the warp has an equal part, kTeam / 2. In the instruction
+// A tile is 16 edges, of which each sub-warp of the warp has an equal part, kSubWarp / 2. In the instruction
 // mma.m16n8k8 lane 4 g + t holds rows g and g + 8 of the left factor at depths t and t + 4, column g of the right
 // factor at these depths, and columns 2 t and 2 t + 1 of rows g and g + 8 of the result. Which edges, columns and
-// features these numbers stand for is free, as long as both factors agree. They are chosen so that a lane reads four
-// neighbours at once and no two lanes read the same bank of shared memory.
+// features have these indices is free, as long as both factors agree. They are chosen so that a lane reads four
+// contiguous values at once and no two lanes read the same bank of shared memory.
 //
 // Values are split as in common/tf32.cuh; kLeftRest and kRightRest are false for factors that TF32 holds exactly.
 #pragma once
 
-#include "../common/fold.h"
+#include "../common/segment_reduce.h"
 #include "../common/tf32.cuh"
 #include "../common/warp.cuh"
 #include "loaded.cuh"
@@ -19,28 +19,28 @@
 namespace edgeless::cuda::programs {
 
 constexpr int kTileEdges = 16;
-constexpr int kPad = 4;  // floats behind a row in shared memory
+constexpr int kPad = 4;  // floats of padding after a row in shared memory
 
 __device__ __forceinline__ int tile_group() { return threadIdx.x % 32 / 4; }  // g
 __device__ __forceinline__ int tile_place() { return threadIdx.x % 4; }       // t
-// The edge of eight in row or column g of a product.
+// The index, among eight edges, of the edge in row or column g of a product.
 __device__ __forceinline__ int tile_edge() { return tile_group() / 2 + tile_group() % 2 * 4; }
 
-// The edges of a tile, one in each lane; those of lanes l and l + 16 are the same. A window has two tiles.
-template <int kTeam>
+// The edges of a tile, one in each lane; lanes l and l + 16 hold the same edge. A window has two tiles.
+template <int kSubWarp>
 struct TileOfWarp {
-  static constexpr int kOfTeam = kTeam / 2;
-  int64_t id, ahead;     // of this tile and of the next one, whose features are loaded while this one is processed
-  int begin, count = 0;  // the first edge, in the window; edges of this lane's sub-warp so far
-  bool runs = false;     // there was a tile before
+  static constexpr int kOfSubWarp = kSubWarp / 2;
+  int64_t id, ahead;     // edge ids of this tile and of the next, whose features are loaded while this one is processed
+  int begin, count = 0;  // index in the window of the tile's first edge; edges of this lane's sub-warp so far
+  bool runs = false;     // the first tile has begun
 
   static __device__ __forceinline__ int slot() { return threadIdx.x % kTileEdges; }
 
-  // The edges from b on of a window, of which each lane has an edge's id.
+  // The ids of the edges from b on of a window. own_id: the id of the lane's edge in the window.
   static __device__ __forceinline__ int64_t of_window(int64_t own_id, int b) {
-    return __shfl_sync(kFullWarp, own_id, slot() / kOfTeam * kTeam + b + slot() % kOfTeam);
+    return __shfl_sync(kFullWarp, own_id, slot() / kOfSubWarp * kSubWarp + b + slot() % kOfSubWarp);
   }
-  // Whether the first tile begins, whose features are not loaded yet.
+  // Returns whether this is the first tile, whose features are not loaded yet.
   __device__ __forceinline__ bool starts(int64_t own_id, int b) {
     if (runs) return false;
     runs = true, ahead = of_window(own_id, b);
@@ -48,15 +48,15 @@ struct TileOfWarp {
   }
   __device__ __forceinline__ void open(int b) { id = ahead, begin = b, count = 0; }
   __device__ __forceinline__ void look_ahead(int64_t own_id, int64_t next_id) {
-    ahead = begin == 0 ? of_window(own_id, kOfTeam) : of_window(next_id, 0);
+    ahead = begin == 0 ? of_window(own_id, kOfSubWarp) : of_window(next_id, 0);
   }
-  // The place of edge b of the window, of this lane's sub-warp, in the tile.
-  __device__ __forceinline__ int place(int b) const { return threadIdx.x % 32 / kTeam * kOfTeam + b - begin; }
+  // The index in the tile of edge b of the window of this lane's sub-warp.
+  __device__ __forceinline__ int place(int b) const { return threadIdx.x % 32 / kSubWarp * kOfSubWarp + b - begin; }
   __device__ __forceinline__ int64_t id_of(int edge) const { return __shfl_sync(kFullWarp, id, edge); }
-  // A bit for each edge of the tile that exists.
+  // The mask of the edges of the tile that exist.
   __device__ __forceinline__ unsigned existing() const {
-    const int of_slot = __shfl_sync(kFullWarp, count, slot() / kOfTeam * kTeam);
-    return __ballot_sync(kFullWarp, slot() % kOfTeam < of_slot);
+    const int of_slot = __shfl_sync(kFullWarp, count, slot() / kOfSubWarp * kSubWarp);
+    return __ballot_sync(kFullWarp, slot() % kOfSubWarp < of_slot);
   }
 };
 
@@ -81,7 +81,7 @@ struct TileFeatures {
   static constexpr int kChunks = kDepth / 16;
   Loaded<S, 4> of[2][kChunks];  // edge, sixteen features
 
-  // id: of a tile's edge in each lane.
+  // id: in each lane the id of an edge of the tile.
   __device__ __forceinline__ void load(const S* from, int64_t id) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -91,7 +91,7 @@ struct TileFeatures {
       for (int c = 0; c < kChunks; ++c) of[e][c].once(row + 16 * c);
     }
   }
-  // Copies them to rows of kDepth + kPad floats.
+  // Copies the features to rows of kDepth + kPad floats.
   __device__ __forceinline__ void keep(float* to) const {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -108,7 +108,7 @@ struct TileFeatures {
 // Copies a matrix of kDepth features by kColumns columns into the order in which multiply_features() reads it.
 template <int kColumns, int kDepth, class S>
 __device__ inline void fill_by_features(const S* from, int column, int feature, float* to) {
-  for (int i = threadIdx.x; i < kColumns * kDepth; i += kFoldThreads) {
+  for (int i = threadIdx.x; i < kColumns * kDepth; i += kReduceThreads) {
     const int q = i % 4, lane = i / 4 % 32, j = i / 128 % (kColumns / 8), c = i / 128 / (kColumns / 8);
     const int of = j / 2 * 16 + lane / 8 * 4 + j % 2 * 2 + lane / 4 % 2;
     to[i] = static_cast<float>(value_of(from[of * column + (16 * c + lane % 4 * 4 + q) * feature]));
@@ -148,20 +148,20 @@ __device__ __forceinline__ void multiply_features(const TileFeatures<S, kDepth, 
   }
 }
 
-// The same for multiply_columns().
+// Copies a matrix of kDepth features by kColumns columns into the order in which multiply_columns() reads it.
 template <int kColumns, int kDepth, class S>
 __device__ inline void fill_by_columns(const S* from, int column, int feature, float* to) {
-  for (int i = threadIdx.x; i < kColumns * kDepth; i += kFoldThreads) {
+  for (int i = threadIdx.x; i < kColumns * kDepth; i += kReduceThreads) {
     const int q = i % 4, lane = i / 4 % 32, half = i / 128 % 2, m = i / 256 % (kColumns / 16), f = i / 16 / kColumns;
     const int of = 16 * m + lane % 4 * 4 + 2 * half + q / 2;
     to[i] = static_cast<float>(value_of(from[of * column + (16 * f + lane / 4 * 2 + q % 2) * feature]));
   }
 }
 
-// Gradients of features: sums over the columns of `from`, rows of kColumns + kPad floats, times a matrix.
+// Gradients of features: rows of kColumns + kPad floats (`from`) times a matrix, summed over the columns.
 template <int kDepth>
 struct TileGradients {
-  // Products that are added to one register wait for each other.
+  // Three sums, since products that are added to the same register wait for each other.
   float sum[kDepth / 16][2][4] = {}, left_rest[kDepth / 16][2][4] = {}, right_rest[kDepth / 16][2][4] = {};
 
   template <bool kLeftRest, bool kRightRest, int kColumns>
@@ -198,7 +198,7 @@ struct TileGradients {
     return sum[f][e][k] + (left_rest[f][e][k] + right_rest[f][e][k]);
   }
 
-  // Stores them to rows of kDepth values, by the edges' ids.
+  // Stores the gradients to rows of kDepth values, indexed by edge id.
   template <class S, class Tile>
   __device__ __forceinline__ void store(S* to, const Tile& tile, unsigned existing) const {
 #pragma unroll
@@ -218,7 +218,7 @@ struct TileGradients {
   }
 };
 
-// Sums over all edges of values times features, of which a warp has kColumns by kDepth spread over its lanes.
+// Sums over all edges of values times features: [kColumns, kDepth], spread over the lanes of a warp.
 template <int kColumns, int kDepth>
 struct TileTotals {
   static constexpr int kFeatures = kDepth / 8, kCount = kColumns * kDepth / 32;
@@ -260,10 +260,10 @@ struct TileTotals {
     }
   }
 
-  // Adds up the warps of a block in order. What a lane has in number k, the part has at (k / 4 * 32 + lane) * 4 + k % 4
-  // (shared/programs/cuda_tiles.py).
+  // Adds up the sums of a block's warps in order and writes them. Value k of a lane has the index (k / 4 * 32 + lane) *
+  // 4 + k % 4 in the block's part (shared/programs/cuda_tiles.py).
   __device__ inline void finish(float* parts) const {
-    __shared__ float4 shared[kFoldThreads];
+    __shared__ float4 shared[kReduceThreads];
     float4* const part = reinterpret_cast<float4*>(parts + static_cast<int64_t>(blockIdx.x) * (kColumns * kDepth));
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
@@ -273,7 +273,7 @@ struct TileTotals {
       __syncthreads();
       if (threadIdx.x >= 32) continue;
       float4 all = shared[threadIdx.x];
-      for (int warp = 1; warp < kFoldThreads / 32; ++warp) {
+      for (int warp = 1; warp < kReduceThreads / 32; ++warp) {
         const float4 more = shared[32 * warp + threadIdx.x];
         all = {all.x + more.x, all.y + more.y, all.z + more.z, all.w + more.w};
       }
@@ -282,10 +282,10 @@ struct TileTotals {
   }
 };
 
-// Zeroes the values of a lane in the rows of the tile's edges that its sub-warp does not have.
+// Zeroes the lane's values in the rows of tile entries for which its sub-warp has no edge.
 template <int kCount, int kColumns, class Tile>
 __device__ __forceinline__ void clear_missing(float* rows, int place, bool inside, const Tile& tile) {
-  for (int i = tile.count; i < Tile::kOfTeam; ++i) {
+  for (int i = tile.count; i < Tile::kOfSubWarp; ++i) {
     float* const row = rows + tile.place(tile.begin + i) * (kColumns + kPad) + place;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {

@@ -4,23 +4,24 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../common/fold.h"
+#include "../common/segment_reduce.h"
 
 namespace edgeless::cuda::programs {
 
-static_assert(sizeof(FoldPlan) == 56);  // shared/programs/cuda_walks.py leaves room for it
+static_assert(sizeof(ReducePlan) == 56);  // shared/programs/cuda_walks.py packs a field of this size
 
-constexpr int kBlocksWithTotals = 8;  // an SM; each block leaves its part of the sums over all edges
+constexpr int kBlocksWithTotals = 8;  // blocks per SM; each block writes its partial sums over all edges
 
-// problem: its sizes; the bytes of vectors and the L2 do not matter, since a walk gathers several tensors.
-inline FoldPlan make_walk_plan(FoldProblem problem, bool has_totals) {
-  FoldPlan plan;
+// problem: the sizes of the walk. Bytes of vectors and of L2 are not used, since a walk gathers several tensors.
+inline ReducePlan make_walk_plan(ReduceProblem problem, bool has_totals) {
+  ReducePlan plan;
   plan.slices = (problem.vectors + 31) / 32;
   plan.slice_vectors = (problem.vectors + plan.slices - 1) / plan.slices;
-  for (plan.team_log2 = kLeastFoldLog2; 1 << plan.team_log2 < plan.slice_vectors;) ++plan.team_log2;
+  for (plan.sub_warp_log2 = kLeastReduceLog2; 1 << plan.sub_warp_log2 < plan.slice_vectors;) ++plan.sub_warp_log2;
   if (has_totals) {
-    const int64_t teams = kFoldThreads >> plan.team_log2, units = problem.num_edges + kRowUnits * problem.num_rows;
-    const int64_t shares = teams * problem.multiprocessors * kBlocksWithTotals;
+    const int64_t sub_warps = kReduceThreads >> plan.sub_warp_log2,
+                  units = problem.num_edges + kRowUnits * problem.num_rows;
+    const int64_t shares = sub_warps * problem.multiprocessors * kBlocksWithTotals;
     problem.least_share = (units + shares - 1) / shares;
   }
   problem.carry_budget = std::max<int64_t>(4 * problem.num_edges, 1 << 24);

@@ -137,7 +137,7 @@ struct MapInputs {
             dtype, [&](const auto& tensors, at::ScalarType to) { return call_cast_all(tensors, to, !traced); }};
   }
 
-  // Backward: the gradients of the inputs, undefined where not needed. given: gradients of the outputs, [N, F] each.
+  // Backward: the gradients of the inputs, undefined if not needed. given: gradients of the outputs, [N, F] each.
   static variable_list gradients(AutogradContext* ctx, const variable_list& given, const Tensor& x,
                                  at::TensorList weights) {
     const size_t maps = weights.size();
@@ -187,7 +187,7 @@ struct SumInputs {
     has_bias = dtypes_.size() > 2 * count;
   }
 
-  // The gradients of the inputs, undefined where not needed. needs: every x, every weight, the bias. With grad mode
+  // The gradients of the inputs, undefined if not needed. needs: every x, every weight, the bias. With grad mode
   // enabled, xs and weights must carry their autograd history.
   variable_list gradients(const Tensor& grad, at::TensorList xs, at::TensorList weights,
                           const c10::List<bool>& needs) const {

@@ -51,7 +51,7 @@ inline void check_maps(const char* op, const at::Tensor& x, at::TensorList weigh
   }
 }
 
-// Views the outputs of maps as [N, heads, C] where heads[k] > 0.
+// Views the output of map k as [N, heads[k], C] if heads[k] > 0.
 inline void split_heads(std::vector<at::Tensor>& outs, at::IntArrayRef heads) {
   for (size_t k = 0; k < heads.size(); ++k) {
     if (heads[k] > 0) outs[k] = outs[k].unflatten(1, {heads[k], outs[k].size(1) / heads[k]});
@@ -84,8 +84,9 @@ void cast_each(std::vector<at::Tensor>& tensors, Cast&& cast, Wanted&& wanted) {
 // Limit, in bytes, of parameters that are copied to be joined. The copies live until the backward.
 constexpr int64_t kMostCopied = 4 << 20;
 
-// The arguments of project(), cast to `dtype` where one is given, by cast(tensors, dtype). On CUDA all parameters are
-// copied where maps are joined: the copies are adjacent in memory, so that one product reads them as one matrix.
+// The arguments of project(), cast to `dtype` if one is given, by cast(tensors, dtype). On CUDA, if maps are joined and
+// have up to kMostCopied bytes, all parameters are copied: the copies are adjacent in memory, so that one product reads
+// them as one matrix.
 struct Maps {
   at::Tensor x;
   std::vector<at::Tensor> weights;
@@ -118,7 +119,7 @@ struct Maps {
   }
 };
 
-// The arguments of project_sum(), cast to `dtype` where one is given.
+// The arguments of project_sum(), cast to `dtype` if one is given.
 struct Summands {
   std::vector<at::Tensor> xs, weights;
   OptTensor bias;
@@ -149,7 +150,7 @@ inline void check_summands(const char* op, at::TensorList xs, at::TensorList wei
   check_like(op, "bias", *bias, {weights[0].size(0)}, xs[0]);
 }
 
-// Tensors concatenated along dimension 0: a view where they are adjacent in memory, else a copy.
+// Tensors concatenated along dimension 0: a view if they are adjacent in memory, else a copy.
 inline at::Tensor joined_rows(at::TensorList parts) {
   int64_t rows = 0, end = parts[0].storage_offset();
   bool follow = true;
@@ -163,7 +164,7 @@ inline at::Tensor joined_rows(at::TensorList parts) {
   return parts[0].as_strided(sizes, parts[0].strides());
 }
 
-// All biases concatenated, with zeros for maps without a bias; nothing where no map has one.
+// All biases concatenated, with zeros for maps without a bias; nothing if no map has one.
 inline OptTensor joined_biases(const at::Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
   std::vector<at::Tensor> parts;
   bool any = false;

@@ -1,5 +1,5 @@
-// The three products of a linear map: by edgeless' kernels (cuda/product.cuh, cuda/half_gemm.cuh) where takes() says
-// so, else by cuBLAS.
+// The three products of a linear map: by edgeless' kernels (cuda/product.cuh, cuda/half_gemm.cuh) if takes() returns
+// true, else by cuBLAS.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -141,8 +141,8 @@ inline at::Tensor library_product(const at::Tensor& a, const at::Tensor& b, at::
   return dtype == a.scalar_type() ? at::mm(a, b) : float_product()->call(a, b, dtype);
 }
 
-// to += x weight^T + bias. `to` may be float32 where x is 16-bit. 16-bit products use edgeless' kernel for any number
-// of rows: it reads and writes `to` once, while a cuBLAS product would be written, read back and added.
+// to += x weight^T + bias. `to` may be float32 if x is 16-bit. 16-bit products use edgeless' kernel for any number of
+// rows: it reads and writes `to` once, while a cuBLAS product would be written, read back and added.
 inline void add_mapped_rows(const at::Tensor& to, const at::Tensor& x, const at::Tensor& weight,
                             const Optional<at::Tensor>& bias) {
   const RightSide b(weight, false);
@@ -167,7 +167,7 @@ inline void add_mapped_rows(const at::Tensor& to, const at::Tensor& x, const at:
   if (bias) to.add_(bias->to(to.scalar_type()));
 }
 
-// grad weight, in `dtype`; added to `to`, which has the dtype of grad, where that is defined.
+// grad weight, in `dtype`; added to `to`, which has the dtype of grad, if `to` is defined.
 inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight, at::Tensor to, at::ScalarType dtype) {
   const RightSide b(weight, true);
   if (!takes(grad, b.matrix, grad.size(0), weight.size(1), weight.size(0))) {

@@ -1,4 +1,5 @@
-// Autograd of the projection ops. In C++, because on a GPU a layer on a small graph takes as long as its launches.
+// Autograd of the projection ops. It is in C++, because on a GPU a layer on a small graph takes as long as its
+// launches.
 #include "calls.h"
 
 namespace edgeless {

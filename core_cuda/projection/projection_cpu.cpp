@@ -39,10 +39,10 @@ struct RowBlocks {
 };
 
 // Most elements of a map's input or result for which a plain product takes less time than preparing the kernels below
-// (docs/decisions/0066). shared/functional/projection.py knows this number as _FEW.
+// (docs/decisions/0066). shared/functional/projection.py has the same limit as _FEW.
 constexpr int64_t kFew = int64_t{1} << 17;
 
-// Returns whether a sum of maps has few rows. Of 16-bit types the sum would be rounded after every map.
+// Returns whether a sum of maps has few rows. False for 16-bit dtypes, whose sum would be rounded after every map.
 bool are_few(at::TensorList xs, at::TensorList weights) {
   const auto dtype = weights[0].scalar_type();
   if (dtype != at::kFloat && dtype != at::kDouble) return false;
@@ -230,7 +230,7 @@ Tensor project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& b
   return out;
 }
 
-// Returns the gradients of x, of every weight, of every bias; an empty tensor where `needs` is false. A missing entry
+// Returns the gradients of x, of every weight and of every bias; an empty tensor if `needs` is false. A missing entry
 // of `grads` means zero.
 std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList weights,
                                      c10::List<bool> needs, Optional<at::ScalarType> x_dtype,

@@ -1,8 +1,8 @@
 // The linear maps before an attention, several of one input at once, and the row added after it, on CUDA.
 //
-// Products use cuBLAS, or edgeless' kernels where these are faster (product_cuda.h). The products accumulate the
-// input's gradient in place, one or two launches compute the bias gradients of all maps, and one launch does all casts
-// of autocast.
+// Products use cuBLAS, or edgeless' kernels if these are faster (product_cuda.h). The products accumulate the input's
+// gradient in place, one or two launches compute the bias gradients of all maps, and one launch does all casts of
+// autocast.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -137,13 +137,13 @@ std::vector<SideBySide> side_by_side(const std::vector<Tensor>& grads, bool copy
   return groups;
 }
 
-// The dtype in which products write gradients: float32 if wanted and supported for 16-bit rows, else that of x. Other
-// wanted dtypes take a cast afterwards.
+// The dtype in which products write gradients: float32 if requested and supported for 16-bit rows, else that of x.
+// Other requested dtypes need a cast afterwards.
 at::ScalarType written_dtype(const Tensor& x, at::ScalarType wanted) {
   return wanted == at::kFloat && writes_floats(x) ? wanted : x.scalar_type();
 }
 
-// Casts gradients to the wanted dtypes, and replaces undefined ones by empty tensors.
+// Casts gradients to the requested dtypes, and replaces undefined ones by empty tensors.
 template <class Wanted>
 void finish_gradients(std::vector<Tensor>& results, const Tensor& x, Wanted&& wanted) {
   cast_each(results, [](auto& t, auto to) { return cast_all(t, to, false); }, wanted);
@@ -308,7 +308,7 @@ LogitsArgs logits_args(const Tensor& x, size_t vectors) {
   args.fours = in_fours(args.channels) && in_fours(args.row_stride) && in_fours(args.head_stride) &&
                reinterpret_cast<uintptr_t>(args.rows) % (4 * x.element_size()) == 0;
   const int lanes = args.fours ? args.channels / 4 : args.channels;
-  while (args.team_log2 < 5 && (1 << args.team_log2) < lanes) ++args.team_log2;
+  while (args.sub_warp_log2 < 5 && (1 << args.sub_warp_log2) < lanes) ++args.sub_warp_log2;
   return args;
 }
 

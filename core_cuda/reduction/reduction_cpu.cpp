@@ -76,9 +76,9 @@ at::Tensor positions_in_rows(const Compressed& graph, const at::TensorOptions& o
   const int64_t items = choose_items_per_part(graph), parts = num_parts(graph, items);
   for_each_part<char>(parts, 0, [&](int64_t part, char*) {
     Walk walk(graph, items, part);
-    for (Piece piece; walk.next(&piece);) {
-      const int64_t begin = graph.row_begin(piece.row);
-      for (int64_t p = piece.begin; p < piece.end; ++p) out[graph.edge_id(p)] = static_cast<int32_t>(p - begin);
+    for (Segment segment; walk.next(&segment);) {
+      const int64_t begin = graph.row_begin(segment.row);
+      for (int64_t p = segment.begin; p < segment.end; ++p) out[graph.edge_id(p)] = static_cast<int32_t>(p - begin);
     }
   });
   return positions;

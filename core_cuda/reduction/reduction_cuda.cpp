@@ -7,9 +7,9 @@
 #include <string>
 
 #include "../common/engine.h"
-#include "../common/fold_tensors.h"
 #include "../common/kernel_types.h"
 #include "../common/launch.h"
+#include "../common/segment_reduce_tensors.h"
 #include "../common/vector_rows.h"
 #include "cuda/kernels.h"
 #include "cuda/plan.h"
@@ -43,13 +43,13 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   args.whole = width % numbers == 0;
   args.is_max = reduce == "max", args.zero_shares = ties == "scatter";
   args.fill = fill;
-  args.x = fold_rows(packed);
+  args.x = reduce_rows(packed);
   args.out = out.data_ptr(), args.arg = arg.data_ptr(), args.tied = tied.data_ptr<uint8_t>();
-  FoldProblem problem =
-      fold_problem(args.graph, packed, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
-  problem.narrow_teams = true;
-  budget_carry(problem, args.vectors * best_piece_bytes(size_of(storage), wide_index, shares), out);
-  args.plan = make_fold_plan(problem);
+  ReduceProblem problem =
+      reduce_problem(args.graph, packed, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
+  problem.narrow_sub_warps = true;
+  budget_carry(problem, args.vectors * best_segment_bytes(size_of(storage), wide_index, shares), out);
+  args.plan = make_reduce_plan(problem);
   const Tensor carry = take_carry(problem, out, args);
   run_reduce(storage, wide_index, shares, args, on_device.queue());
   return {out, arg, tied};
@@ -83,7 +83,7 @@ struct Backward {
   int64_t rows, width;
   const jit::Queue& queue;
 
-  // x or out as the kernels read them, which they do only where ties share the gradient.
+  // x or out in the layout of the kernels, which read them only if ties share the gradient.
   Tensor rows_where_shared(const Tensor& t) const { return shares ? rows_of_16_bytes(t.unsqueeze(1)) : t.unsqueeze(1); }
 };
 
@@ -108,8 +108,8 @@ GradientDevice gradient_device(const at::Tensor& x) {
 
 Tensor find_positions(at::TensorList csr, const jit::Queue& queue) {
   Tensor positions = at::empty({csr[1].size(0)}, csr[1].options());
-  const FoldProblem problem = fold_problem(compressed_graph(csr), csr[1], 8);
-  edge_positions(compressed_graph(csr), make_fold_plan(problem).part, positions.data_ptr<int32_t>(), queue);
+  const ReduceProblem problem = reduce_problem(compressed_graph(csr), csr[1], 8);
+  edge_positions(compressed_graph(csr), make_reduce_plan(problem).part, positions.data_ptr<int32_t>(), queue);
   return positions;
 }
 
@@ -122,14 +122,14 @@ void gather_gradient(const Backward& b, const Tensor& grad_x) {
   if (b.positions) args.graph.edge_ids = nullptr;  // positions are in CSC order, not by edge id
   args.width = static_cast<int>(b.width);
   args.vectors = static_cast<int>(b.width * grad.element_size() / 16);
-  args.grad = fold_rows(grad), args.x = fold_rows(x), args.out = fold_rows(out);
+  args.grad = reduce_rows(grad), args.x = reduce_rows(x), args.out = reduce_rows(out);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
   args.positions = positions.const_data_ptr<int32_t>();
   args.grad_x = grad_x.data_ptr();
-  FoldProblem problem = fold_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
+  ReduceProblem problem = reduce_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
   const int64_t numbers = 16 / grad.element_size();
   problem.vector_bytes = static_cast<int>(numbers * (grad.element_size() + where.element_size()));
-  problem.narrow_teams = true;
+  problem.narrow_sub_warps = true;
   choose_slices(problem, args.plan);
   budget_carry(problem, args.vectors * numbers * int64_t(sizeof(float)), grad_x);
   choose_shares(problem, args.plan);
@@ -154,7 +154,7 @@ Sent what_is_sent(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   args.grad = b.grad_out.data_ptr(), args.grad_row = b.grad_out.stride(0), args.grad_column = b.grad_out.stride(1);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
   args.shares = b.shares, args.zero_shares = zero_shares, args.tied = flags.data_ptr<uint8_t>();
-  args.x = fold_rows(packed), args.out = values.data_ptr(), args.grad_x = grad_x.data_ptr();
+  args.x = reduce_rows(packed), args.out = values.data_ptr(), args.grad_x = grad_x.data_ptr();
   args.headroom = bits_for(b.rows);
   const at::ScalarType bits = b.storage == Storage::f64 ? at::kLong : at::kInt;
   sent.largest = at::empty({b.width + 2}, b.x.options().dtype(bits));
@@ -174,9 +174,9 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   const Tensor sums = at::zeros({args.num_columns * step * sum_bytes / 8}, b.x.options().dtype(at::kLong));
   args.sums = reinterpret_cast<long long*>(sums.data_ptr<int64_t>());
   const int64_t numbers = 16 / b.x.element_size();
-  FoldProblem problem = fold_problem(args.graph, packed, std::min<int64_t>(32, (step + numbers - 1) / numbers));
-  problem.narrow_teams = true;
-  args.plan = make_fold_plan(problem);
+  ReduceProblem problem = reduce_problem(args.graph, packed, std::min<int64_t>(32, (step + numbers - 1) / numbers));
+  problem.narrow_sub_warps = true;
+  args.plan = make_reduce_plan(problem);
   measure(b.storage, args, b.queue);
   for (args.first = 0; args.first < b.width; args.first += step) {
     args.columns = std::min<int>(step, args.width - args.first);
@@ -197,7 +197,7 @@ void own_gradient(const Backward& b, bool zero_shares, const BlockSums& sums, co
   shared_scatter_grad(b.storage, b.graph.csr[0].scalar_type() == at::kLong, shared, b.queue);
 }
 
-// The plan of the backward; nothing if a block chose an engine that the inputs do not allow.
+// The plan of the backward; nothing if the chosen engine does not support the inputs.
 std::optional<GradientPlan> choose_engine(const Backward& b) {
   const GradientProblem problem = problem_of(b);
   const GradientDevice device = gradient_device(b.x);

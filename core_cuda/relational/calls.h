@@ -1,4 +1,4 @@
-// The typed ops below autograd, for autograd functions that are composed of them.
+// Calls of the typed ops below autograd, for autograd functions that are composed of them.
 #pragma once
 
 #include "../common/autograd.h"

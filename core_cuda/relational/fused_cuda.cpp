@@ -7,7 +7,7 @@
 
 #include "../common/storage_of.h"
 #include "../common/thresholds.h"
-#include "cuda/piece_tiles.h"
+#include "cuda/segment_tiles.h"
 #include "fused_plan.h"
 #include "plan.h"
 
@@ -32,11 +32,11 @@ FusedDevice fused_device(const Tensor& t) {
 
 Rows rows_of(const Tensor& t) { return {t.const_data_ptr(), t.stride(0)}; }
 
-PieceTiles tiles_of(const Pieces& pieces) {
-  PieceTiles tiles;
-  tiles.type_tiles = data<int32_t>(*pieces.type_tiles), tiles.tiles = data<int32_t>(*pieces.tiles);
-  tiles.count = pieces.tiles->size(0) - 1, tiles.types = static_cast<int>(pieces.type_tiles->size(0) - 1);
-  tiles.ptr = data<int32_t>(pieces.ptr), tiles.rows = data<int32_t>(pieces.rows);
+SegmentTiles tiles_of(const Segments& segments) {
+  SegmentTiles tiles;
+  tiles.type_tiles = data<int32_t>(*segments.type_tiles), tiles.tiles = data<int32_t>(*segments.tiles);
+  tiles.count = segments.tiles->size(0) - 1, tiles.types = static_cast<int>(segments.type_tiles->size(0) - 1);
+  tiles.ptr = data<int32_t>(segments.ptr), tiles.rows = data<int32_t>(segments.rows);
   return tiles;
 }
 
@@ -44,38 +44,38 @@ void set_rows(Neighbors& neighbors, const Tensor& rows) {
   neighbors.rows = static_cast<const char*>(rows.const_data_ptr());
   neighbors.row_bytes = static_cast<uint32_t>(rows.stride(0) * rows.element_size());
   neighbors.vectors = static_cast<int>(rows.size(1) * rows.element_size() / 16);
-  neighbors.team_log2 = 2;  // at least 4 lanes, one per edge of a batch
-  while (1 << neighbors.team_log2 < neighbors.vectors) ++neighbors.team_log2;
+  neighbors.sub_warp_log2 = 2;  // at least 4 lanes, one per edge of a batch
+  while (1 << neighbors.sub_warp_log2 < neighbors.vectors) ++neighbors.sub_warp_log2;
 }
 
 // edge_weight must be contiguous.
-Neighbors neighbors_of(const Pieces& pieces, const Tensor& rows, const OptTensor& edge_weight) {
+Neighbors neighbors_of(const Segments& segments, const Tensor& rows, const OptTensor& edge_weight) {
   Neighbors neighbors;
-  neighbors.indices = data<int32_t>(pieces.indices);
-  if (pieces.weighs_pieces()) {
-    neighbors.of_pieces = data<float>(*pieces.weights);
-  } else if (pieces.weights) {
-    neighbors.weights = data<float>(*pieces.weights);
+  neighbors.indices = data<int32_t>(segments.indices);
+  if (segments.weighs_segments()) {
+    neighbors.of_segments = data<float>(*segments.weights);
+  } else if (segments.weights) {
+    neighbors.weights = data<float>(*segments.weights);
   } else if (edge_weight) {
-    neighbors.weights = data<float>(*edge_weight), neighbors.ids = data<int32_t>(pieces.edge_ids);
+    neighbors.weights = data<float>(*edge_weight), neighbors.ids = data<int32_t>(segments.edge_ids);
   }
   set_rows(neighbors, rows);
   return neighbors;
 }
 
-// What the edges, or the sums of segments, are multiplied by.
+// How the edges, or the sums of segments, are weighed.
 Weights weights_of(const Neighbors& of) {
-  if (of.of_pieces) return Weights::of_pieces;
+  if (of.of_segments) return Weights::of_segments;
   return !of.weights ? Weights::none : of.ids ? Weights::by_id : Weights::in_order;
 }
 
 // args: of products or of gradients.
 template <class Args>
-PieceSizes sizes_of(const Args& args, const Pieces& pieces, const Tensor& x) {
-  PieceSizes sizes;
+SegmentSizes sizes_of(const Args& args, const Segments& segments, const Tensor& x) {
+  SegmentSizes sizes;
   sizes.storage = storage_of(x.scalar_type()), sizes.weights = weights_of(args.neighbors);
-  sizes.edges = pieces.indices.size(0), sizes.pieces = pieces.rows.size(0);
-  sizes.tiles = args.pieces.count, sizes.types = args.pieces.types;
+  sizes.edges = segments.indices.size(0), sizes.segments = segments.rows.size(0);
+  sizes.tiles = args.segments.count, sizes.types = args.segments.types;
   sizes.in_width = args.in_width, sizes.out_width = args.out_width;
   return sizes;
 }
@@ -90,30 +90,30 @@ Tensor typed_matrix(const Tensor& weight, at::ScalarType dtype) {
 }
 
 // Workspace for the products of all segments, followed by the sums of the hubs' parts.
-Tensor products_of(const Pieces& pieces, int64_t width, const at::TensorOptions& options) {
-  return at::empty({pieces.rows.size(0) + pieces.parts->size(1), width}, options);
+Tensor products_of(const Segments& segments, int64_t width, const at::TensorOptions& options) {
+  return at::empty({segments.rows.size(0) + segments.parts->size(1), width}, options);
 }
 
 // Sums the products of every row's segments, plus `added`.
-Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows, at::ScalarType dtype,
+Tensor row_sums(const Tensor& of_segments, const Segments& segments, int64_t num_rows, at::ScalarType dtype,
                 const Added& added) {
-  const bool wide = dtype != of_pieces.scalar_type();
-  const auto kind = wide ? opmath_dtype(of_pieces.scalar_type()) : dtype;
-  Tensor out = at::empty({num_rows, of_pieces.size(1)}, of_pieces.options().dtype(kind));
+  const bool wide = dtype != of_segments.scalar_type();
+  const auto kind = wide ? opmath_dtype(of_segments.scalar_type()) : dtype;
+  Tensor out = at::empty({num_rows, of_segments.size(1)}, of_segments.options().dtype(kind));
   if (out.numel() == 0) return out.to(dtype);
-  const OnDevice on_device(of_pieces.device());
-  const auto storage = storage_of(of_pieces.scalar_type());
+  const OnDevice on_device(of_segments.device());
+  const auto storage = storage_of(of_segments.scalar_type());
   RowSumsArgs args;
-  set_rows(args.neighbors, of_pieces);
+  set_rows(args.neighbors, of_segments);
   HubSumsArgs hubs;
-  hubs.count = static_cast<int>(pieces.parts->size(1)), hubs.neighbors = args.neighbors;
-  hubs.neighbors.indices = data<int32_t>(pieces.by_row) + num_rows + 1;
-  hubs.begins = data<int32_t>(*pieces.parts), hubs.ends = hubs.begins + hubs.count;
-  hubs.out = static_cast<char*>(of_pieces.mutable_data_ptr()) + pieces.rows.size(0) * args.neighbors.row_bytes;
+  hubs.count = static_cast<int>(segments.parts->size(1)), hubs.neighbors = args.neighbors;
+  hubs.neighbors.indices = data<int32_t>(segments.by_row) + num_rows + 1;
+  hubs.begins = data<int32_t>(*segments.parts), hubs.ends = hubs.begins + hubs.count;
+  hubs.out = static_cast<char*>(of_segments.mutable_data_ptr()) + segments.rows.size(0) * args.neighbors.row_bytes;
   run_hub_sums(storage, hubs, on_device.queue());
-  args.ptr = data<int32_t>(*pieces.of_rows), args.neighbors.indices = args.ptr + num_rows + 1;
-  args.tiles = data<int32_t>(*pieces.row_tiles), args.num_tiles = static_cast<int>(pieces.row_tiles->size(0) - 1);
-  args.width = args.own_width = static_cast<int>(of_pieces.size(1));
+  args.ptr = data<int32_t>(*segments.of_rows), args.neighbors.indices = args.ptr + num_rows + 1;
+  args.tiles = data<int32_t>(*segments.row_tiles), args.num_tiles = static_cast<int>(segments.row_tiles->size(0) - 1);
+  args.width = args.own_width = static_cast<int>(of_segments.size(1));
   Tensor root;
   if (added.own.defined()) {
     args.own = rows_of(added.own), args.own_rows = added.own.size(0);
@@ -126,8 +126,8 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   const Tensor bias = added.bias.defined() ? added.bias.contiguous() : Tensor();
   if (bias.defined()) args.bias = bias.const_data_ptr();
   args.out = out.mutable_data_ptr(), args.wide = wide, args.num_rows = num_rows;
-  const RowSizes sizes{storage,        pieces.rows.size(0), num_rows,       args.num_tiles,
-                       args.own_width, args.width,          args.transposed};
+  const RowSizes sizes{storage,    segments.rows.size(0), num_rows, args.num_tiles, args.own_width,
+                       args.width, args.transposed};
   const RowsPlan plan = plan_rows(sizes, processors(out), fused_device(out));
   if (plan.by_warps) {
     run_short_rows(storage, args, static_cast<int>(processors(out)), on_device.queue());
@@ -149,11 +149,11 @@ bool has_vectors(const Tensor& t, int64_t width) {
   return width % vector == 0 && t.stride(0) % vector == 0 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
 }
 
-bool fuses(const Tensor& x, const Tensor& weight, const Pieces& pieces) {
+bool fuses(const Tensor& x, const Tensor& weight, const Segments& segments) {
   const WeightSizes sizes("fuses", weight);
-  const bool wide_index = pieces.ptr.scalar_type() != at::kInt;
-  return pieces.tiles && !pieces.of_one_edge() && pieces.by_row.numel() > 0 && sizes.blocks == 1 &&
-         pieces.rows.size(0) > 0 &&
+  const bool wide_index = segments.ptr.scalar_type() != at::kInt;
+  return segments.tiles && !segments.of_one_edge() && segments.by_row.numel() > 0 && sizes.blocks == 1 &&
+         segments.rows.size(0) > 0 &&
          fuses_widths(storage_of(x.scalar_type()), wide_index, fused_device(x), sizes.in, sizes.out) && x.size(0) > 0 &&
          x.stride(1) == 1 && has_vectors(x, sizes.in);
 }
@@ -163,26 +163,26 @@ bool fuses_map(const Tensor& own, const Tensor& root) {
          own.stride(1) == 1 && has_vectors(own, own.size(1));
 }
 
-Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_weight, const Pieces& pieces,
+Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_weight, const Segments& segments,
                  int64_t num_dst, at::ScalarType dtype, const Added& added) {
   const Tensor w = typed_matrix(weight, x.scalar_type());
   const OptTensor edge_weight = contiguous(given_weight);
-  PieceProductsArgs args;
-  args.pieces = tiles_of(pieces), args.neighbors = neighbors_of(pieces, x, edge_weight);
+  SegmentProductsArgs args;
+  args.segments = tiles_of(segments), args.neighbors = neighbors_of(segments, x, edge_weight);
   args.weight = {w.const_data_ptr(), w.stride(1)}, args.weight_type = w.stride(0);
   args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
-  const Tensor products = products_of(pieces, w.size(2), x.options());
+  const Tensor products = products_of(segments, w.size(2), x.options());
   args.out = products.mutable_data_ptr();
   const OnDevice on_device(x.device());
-  const PiecesPlan plan = plan_products(sizes_of(args, pieces, x), processors(x));
+  const SegmentsPlan plan = plan_products(sizes_of(args, segments, x), processors(x));
   args.share = plan.share, args.few = plan.few;
   if (plan.by_warps) {
     const Tensor scratch = at::empty({short_products_scratch(args)}, x.options().dtype(at::kByte));
     run_short_products(args, scratch.mutable_data_ptr(), static_cast<int>(processors(x)), on_device.queue());
   } else {
-    run_piece_products(storage_of(x.scalar_type()), args, on_device.queue());
+    run_segment_products(storage_of(x.scalar_type()), args, on_device.queue());
   }
-  return row_sums(products, pieces, num_dst, dtype, added);
+  return row_sums(products, segments, num_dst, dtype, added);
 }
 
 OwnGradients gradients_of_own(const Tensor& grad, const Tensor& own, at::ScalarType dtype, bool of_root, bool of_bias) {
@@ -198,7 +198,7 @@ OwnGradients gradients_of_own(const Tensor& grad, const Tensor& own, at::ScalarT
     args.rows = found.rows.mutable_data_ptr();
   }
   if (of_root) args.own = rows_of(own), args.own_width = static_cast<int>(own.size(1));
-  const int64_t tiles = (grad.size(0) + kTilePieces - 1) / kTilePieces;
+  const int64_t tiles = (grad.size(0) + kTileSegments - 1) / kTileSegments;
   // At most one wave of blocks: a few more would cost a second one.
   const int64_t most = (dtype == at::kFloat ? 3 : 4) * processors(grad);
   args.share = static_cast<int>(std::max<int64_t>(1, (tiles + most - 1) / most));
@@ -213,7 +213,7 @@ OwnGradients gradients_of_own(const Tensor& grad, const Tensor& own, at::ScalarT
 }
 
 FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight, const OptTensor& given_weight,
-                               const Pieces& pieces, const FusedNeeds& needs, const Tensor& root,
+                               const Segments& segments, const FusedNeeds& needs, const Tensor& root,
                                const OwnGradients& own) {
   FusedGradients found;
   const OnDevice on_device(x.device());
@@ -221,21 +221,21 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
   const OptTensor edge_weight = contiguous(given_weight);
   const int64_t size = w.size(1) * w.size(2);
   AddGradientsArgs adding;
-  PieceGradientsArgs args;
+  SegmentGradientsArgs args;
   Tensor products, partial;
   if (needs.rows || needs.weight) {
-    args.pieces = tiles_of(pieces), args.neighbors = neighbors_of(pieces, grad, edge_weight);
+    args.segments = tiles_of(segments), args.neighbors = neighbors_of(segments, grad, edge_weight);
     args.weight = {w.const_data_ptr(), w.stride(1)}, args.weight_type = w.stride(0), args.x = rows_of(x);
     args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
-    const PiecesPlan plan = plan_gradients(sizes_of(args, pieces, x), processors(x));
+    const SegmentsPlan plan = plan_gradients(sizes_of(args, segments, x), processors(x));
     args.share = plan.share, args.few = plan.few;
     if (needs.rows) {
-      products = products_of(pieces, w.size(1), x.options());
+      products = products_of(segments, w.size(1), x.options());
       args.out = products.mutable_data_ptr();
     }
     if (needs.weight) {
-      partial =
-          at::empty({num_tiles(args.pieces.count, args.pieces.types, args.share), size}, x.options().dtype(at::kFloat));
+      partial = at::empty({num_tiles(args.segments.count, args.segments.types, args.share), size},
+                          x.options().dtype(at::kFloat));
       args.partial = partial.mutable_data_ptr<float>();
       found.weight = at::empty(weight.sizes(), weight.options());
       adding.partial = args.partial, adding.weights = found.weight.mutable_data_ptr();
@@ -245,15 +245,15 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
       const Tensor scratch = at::empty({short_gradients_scratch(args)}, x.options().dtype(at::kByte));
       run_short_gradients(args, scratch.mutable_data_ptr(), on_device.queue());
     } else {
-      run_piece_gradients(storage_of(x.scalar_type()), args, on_device.queue());
+      run_segment_gradients(storage_of(x.scalar_type()), args, on_device.queue());
     }
   }
   if (needs.rows) {
     Added added;
     if (root.defined()) added.own = grad, added.root = root.t();
-    found.rows = row_sums(products, pieces, x.size(0), x.scalar_type(), added);
+    found.rows = row_sums(products, segments, x.size(0), x.scalar_type(), added);
   }
-  adding.tiles = args.pieces.by_type(), adding.share = std::max(args.share, 1), adding.size = static_cast<int>(size);
+  adding.tiles = args.segments.by_type(), adding.share = std::max(args.share, 1), adding.size = static_cast<int>(size);
   if (own.partial.defined()) {
     adding.own_chunks = own.partial.size(0), adding.own_size = static_cast<int>(own.partial.size(1));
     adding.own_width = static_cast<int>(own.own_width * grad.size(1));

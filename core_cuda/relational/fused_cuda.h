@@ -1,9 +1,9 @@
-// Sums over relations that multiply the sums of segments while these are on chip (cuda/piece_products.cuh), and the
+// Sums over relations that multiply the sums of segments while these are on chip (cuda/segment_products.cuh), and the
 // gradients of such sums. Needs torch and CUDA.
 #pragma once
 
 #include "../common/launch.h"
-#include "pieces.h"
+#include "segments.h"
 
 namespace edgeless::cuda::relational {
 
@@ -19,7 +19,7 @@ inline at::Tensor matrices(const at::Tensor& weight, at::ScalarType dtype) {
 }
 
 // Returns whether the fused kernels support these rows, weights and segments.
-bool fuses(const at::Tensor& x, const at::Tensor& weight, const Pieces& pieces);
+bool fuses(const at::Tensor& x, const at::Tensor& weight, const Segments& segments);
 // Returns whether they support this map of the rows' own features.
 bool fuses_map(const at::Tensor& own, const at::Tensor& root);
 
@@ -30,8 +30,8 @@ struct Added {
 };
 
 // relational_sum plus `added`, for arguments that fuses() accepts.
-at::Tensor fused_sum(const at::Tensor& x, const at::Tensor& weight, const OptTensor& edge_weight, const Pieces& by_dst,
-                     int64_t num_dst, at::ScalarType dtype, const Added& added);
+at::Tensor fused_sum(const at::Tensor& x, const at::Tensor& weight, const OptTensor& edge_weight,
+                     const Segments& by_dst, int64_t num_dst, at::ScalarType dtype, const Added& added);
 
 // The gradient of an output in the dtype of the rows, and the blocks' partial gradients of root and bias, which
 // fused_gradients sums.
@@ -52,7 +52,7 @@ struct FusedGradients {
 };
 // grad has x's dtype. root: weight of the own map of x's first rows, whose gradient of x is added.
 FusedGradients fused_gradients(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
-                               const OptTensor& edge_weight, const Pieces& by_src, const FusedNeeds& needs,
+                               const OptTensor& edge_weight, const Segments& by_src, const FusedNeeds& needs,
                                const at::Tensor& root = {}, const OwnGradients& own = {});
 
 }  // namespace edgeless::cuda::relational

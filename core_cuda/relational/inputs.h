@@ -117,11 +117,11 @@ inline void check_pairs_of_edges(const char* op, const at::Tensor& ptr, const at
   check_device(op, "ptr", ptr, edge_ids.device());
 }
 
-inline void check_piece_tiles(const char* op, const at::Tensor& type_ptr, const at::Tensor& rows, const at::Tensor& ptr,
-                              const at::Tensor& by_row, int64_t num_edges) {
+inline void check_segment_tiles(const char* op, const at::Tensor& type_ptr, const at::Tensor& rows,
+                                const at::Tensor& ptr, const at::Tensor& by_row, int64_t num_edges) {
   check_dim(op, "type_ptr", type_ptr, 1, "[types + 1]");
-  check_dim(op, "ptr", ptr, 1, "[pieces + 1]");
-  check_dim(op, "by_row", by_row, 1, "[num_rows + 1 + pieces]");
+  check_dim(op, "ptr", ptr, 1, "[segments + 1]");
+  check_dim(op, "by_row", by_row, 1, "[num_rows + 1 + segments]");
   check_shape(op, "rows", rows, {ptr.size(0) - 1});
   TORCH_CHECK_VALUE(type_ptr.numel() > 0, op, ": type_ptr must have shape [types + 1], got ", type_ptr.sizes());
   TORCH_CHECK_VALUE(by_row.numel() > rows.numel(), op, ": by_row must have more than the ", rows.numel(),
@@ -143,37 +143,38 @@ Tiling<I> tiling_of(const at::Tensor& type_ptr, const at::Tensor& rows, const at
   Tiling<I> args;
   args.type_ptr = type_ptr.const_data_ptr<I>(), args.rows = rows.const_data_ptr<I>();
   args.ptr = ptr.const_data_ptr<I>(), args.by_row = by_row.const_data_ptr<I>();
-  args.types = type_ptr.numel() - 1, args.pieces = rows.numel(), args.edges = num_edges;
-  args.num_rows = by_row.numel() - 1 - args.pieces;
+  args.types = type_ptr.numel() - 1, args.segments = rows.numel(), args.edges = num_edges;
+  args.num_rows = by_row.numel() - 1 - args.segments;
   return args;
 }
 
 // Lengths of the list of tensors that describes one direction of a graph: the 6 tensors of typed_edges. On CUDA the 5
-// of piece_tiles may follow: the first tile of every type [types + 1], the first segment of every tile [tiles + 1], the
-// first row of every tile of rows [tiles + 1], what each row sums, and parts of hubs [2, parts] (pieces.h). After these
-// may follow the weights of the edges in the list's order, or of the segments [segments, 1].
-constexpr size_t kPlainPieces = 6, kTiledPieces = 11, kWeighedPieces = 12;
+// of segment_tiles may follow: the first tile of every type [types + 1], the first segment of every tile [tiles + 1],
+// the first row of every tile of rows [tiles + 1], what each row sums, and parts of hubs [2, parts] (segments.h). After
+// these may follow the weights of the edges in the list's order, or of the segments [segments, 1].
+constexpr size_t kPlainSegments = 6, kTiledSegments = 11, kWeighedSegments = 12;
 
-inline bool holds_pieces(at::TensorList pieces) {
-  const bool tiled = pieces.size() == kTiledPieces || pieces.size() == kWeighedPieces;
-  return pieces.size() == kPlainPieces || (tiled && pieces[0].is_cuda());
+inline bool holds_segments(at::TensorList segments) {
+  const bool tiled = segments.size() == kTiledSegments || segments.size() == kWeighedSegments;
+  return segments.size() == kPlainSegments || (tiled && segments[0].is_cuda());
 }
 
-inline void check_pieces(const char* op, const char* name, at::TensorList pieces, int64_t types, const at::Device& on) {
-  TORCH_CHECK_VALUE(holds_pieces(pieces), op, ": ", name, " must hold the 6 tensors of typed_edges, got ",
-                    pieces.size());
-  for (const at::Tensor& t : pieces) check_device(op, name, t, on);
-  check_shape(op, name, pieces[0], {types + 1});
-  for (size_t i = 1; i < 5; ++i) check_dtype(op, name, pieces[i], pieces[0].scalar_type());
-  if (pieces.size() == kPlainPieces) return;
-  check_shape(op, name, pieces[6], {types + 1});
-  for (size_t i = 6; i < kTiledPieces; ++i) check_dtype(op, name, pieces[i], pieces[0].scalar_type());
-  check_shape(op, name, pieces[10], {2, pieces[10].size(-1)});
-  if (pieces.size() == kTiledPieces) return;
-  if (pieces[11].dim() == 2) {
-    check_shape(op, name, pieces[11], {pieces[1].size(0), 1});
+inline void check_segments(const char* op, const char* name, at::TensorList segments, int64_t types,
+                           const at::Device& on) {
+  TORCH_CHECK_VALUE(holds_segments(segments), op, ": ", name, " must hold the 6 tensors of typed_edges, got ",
+                    segments.size());
+  for (const at::Tensor& t : segments) check_device(op, name, t, on);
+  check_shape(op, name, segments[0], {types + 1});
+  for (size_t i = 1; i < 5; ++i) check_dtype(op, name, segments[i], segments[0].scalar_type());
+  if (segments.size() == kPlainSegments) return;
+  check_shape(op, name, segments[6], {types + 1});
+  for (size_t i = 6; i < kTiledSegments; ++i) check_dtype(op, name, segments[i], segments[0].scalar_type());
+  check_shape(op, name, segments[10], {2, segments[10].size(-1)});
+  if (segments.size() == kTiledSegments) return;
+  if (segments[11].dim() == 2) {
+    check_shape(op, name, segments[11], {segments[1].size(0), 1});
   } else {
-    check_shape(op, name, pieces[11], {pieces[3].size(0)});
+    check_shape(op, name, segments[11], {segments[3].size(0)});
   }
 }
 
@@ -200,7 +201,7 @@ inline void check_relational_sum(const char* op, const at::Tensor& x, const at::
   TORCH_CHECK_VALUE(weight.scalar_type() == x.scalar_type() || weight.scalar_type() == statistics, op,
                     ": weight must be ", x.scalar_type(), " or ", statistics, ", got ", weight.scalar_type());
   check_device(op, "weight", weight, x.device());
-  check_pieces(op, "by_dst", by_dst, sizes.types, x.device());
+  check_segments(op, "by_dst", by_dst, sizes.types, x.device());
   if (!edge_weight) return;
   check_shape(op, "edge_weight", *edge_weight, {by_dst[3].size(0)});
   check_dtype(op, "edge_weight", *edge_weight, statistics);

@@ -33,7 +33,7 @@ void check_pair_maps(const char* op, const PairMapsCall& in) {
     check_dtype(op, name, t, dtype);
     check_device(op, name, t, in.k.device());
   }
-  check_pieces(op, "by_dst", in.by_dst, types, in.k.device());
+  check_segments(op, "by_dst", in.by_dst, types, in.k.device());
 }
 
 void check_pair_map_grads(const char* op, const PairMapsCall& in, const Tensor& grad_keys, const Tensor& grad_values) {
@@ -110,7 +110,7 @@ namespace {
 std::tuple<Tensor, Tensor> apart(const PairMapsCall& in, bool /*joined*/) { return pair_maps_of_parts(in); }
 
 struct PairMaps : Function<PairMaps> {
-  // call holds the same tensors and the graph.
+  // call has the same tensors and the graph
   static variable_list forward(AutogradContext* ctx, const Tensor& k, const Tensor& v, const Tensor& k_weight,
                                const Tensor& v_weight, const Tensor& k_scale, const PairMapsCall& call, bool joined) {
     save(ctx, {k, v, k_weight, v_weight, k_scale}, {call.by_dst, call.by_src});

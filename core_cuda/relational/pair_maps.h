@@ -1,6 +1,7 @@
 // Keys and values per unique (source, type) ("pair"), from which the attention of an HGT layer gathers: the source's
 // row of k times the type's matrix and scale, and its row of v times the type's other matrix. They are composed of sums
-// over relations, on graphs whose edges are the pairs; on CUDA pair_maps_cuda.cpp takes the calls that it supports.
+// over relations, on graphs whose edges are the pairs; on CUDA pair_maps_cuda.cpp has a faster form for the calls that
+// it supports.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 // Keys and values per unique (source, type) ("pair") on CUDA. If k and v are columns of one tensor, and the gradients
-// of keys and values are too, one GEMM makes both side by side, and one makes their gradients, in place of the pairs'
-// gradients if it may. The matrices are joined first, in the dtype of the rows. Otherwise the ops are composed of
-// others.
+// of keys and values are too, one GEMM computes keys and values as the halves of its rows, and one computes their
+// gradients, in place of the pairs' gradients if it may. The matrices are joined first, in the dtype of the rows.
+// Otherwise the ops are composed of others.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -60,10 +60,10 @@ struct PairWeights {
   }
 };
 
-// Returns whether one GEMM can make both keys and values, provided that their rows are halves().
+// Returns whether one GEMM can compute both keys and values, provided that their rows are halves().
 bool are_alike(const PairMapsCall& in) {
   return in.k_weight.sizes() == in.v_weight.sizes() && in.k_weight.numel() > 0 && in.k.scalar_type() != at::kDouble &&
-         in.pairs() > 0 && in.k_weight.size(3) * in.k.element_size() % 16 == 0 && Pieces(in.by_dst).of_one_edge() &&
+         in.pairs() > 0 && in.k_weight.size(3) * in.k.element_size() % 16 == 0 && Segments(in.by_dst).of_one_edge() &&
          in.by_dst[5].numel() == 0;
 }
 
@@ -73,7 +73,7 @@ std::tuple<Tensor, Tensor> pair_maps(const PairMapsCall& in, bool joined) {
   auto rows = halves(in.k, in.v, in.k_weight.size(2));
   if (!rows) return pair_maps_of_parts(in);
   const OnDevice on_device(in.k.device());
-  const Pieces pairs(in.by_dst);
+  const Segments pairs(in.by_dst);
   const int64_t width = in.k_weight.size(1) * in.k_weight.size(3);
   const Tensor out = at::empty({in.pairs(), 2 * width}, in.k.options());
   rows->ids = pairs.indices;
@@ -87,7 +87,7 @@ Tensor pair_dot_attention(const PairDotCall& in) {
   const PairMapsCall& maps = in.maps;
   if (!are_alike(maps) || !halves(maps.k, maps.v, maps.k_weight.size(2))) return pair_dot_attention_of_parts(in);
   const OnDevice on_device(maps.k.device());
-  const Pieces pairs(maps.by_dst);
+  const Segments pairs(maps.by_dst);
   const int64_t heads = in.heads(), width = maps.k_weight.size(3);
   PairWeights matrices(maps);
   matrices.args.factor = static_cast<float>(in.coefficient);
@@ -112,9 +112,9 @@ std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& gr
   const char* op = "edgeless::pair_maps_backward";
   check_pair_maps(op, in);
   check_pair_map_grads(op, in, grad_keys, grad_values);
-  check_pieces(op, "by_src", in.by_src, in.k_weight.size(0), in.k.device());
+  check_segments(op, "by_src", in.by_src, in.k_weight.size(0), in.k.device());
   const auto of_parts = [&] { return pair_maps_backward_of_parts(grad_keys, grad_values, in, needs); };
-  const Pieces pairs(in.by_src);
+  const Segments pairs(in.by_src);
   pairs.check_rows(op, "by_src", in.k.size(0));
   if (!are_alike(in) || !pairs.of_one_edge() || pairs.by_row.numel() == 0) return of_parts();
   const auto rows = halves(in.k, in.v, in.k_weight.size(2));

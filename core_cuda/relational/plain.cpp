@@ -24,22 +24,22 @@ Tensor PlainRelationalSum::operator()(const Tensor& given, const Tensor& weight,
   const Tensor x = given.to(dtype), type_ptr = by_dst_[0].to(at::kLong), &rows = by_dst_[1], &ptr = by_dst_[2],
                &indices = by_dst_[3], &ids = by_dst_[4];
   const int64_t edges = indices.size(0);
-  const bool of_one_edge = ptr.numel() == 0;  // each segment, which then is its edge
-  // The arrays of a compiled program may have room for more segments than there are. The extra ones are made to begin
-  // after the last edge.
-  const auto begins_of_pieces = [&] {
+  const bool of_one_edge = ptr.numel() == 0;  // each segment is one edge
+  // The arrays of a compiled program may have room for more segments than there are. The surplus segments are set to
+  // begin after the last edge.
+  const auto begins_of_segments = [&] {
     const Tensor places = at::arange(ptr.size(0), type_ptr.options());
     return at::where(places < type_ptr[-1], ptr.to(at::kLong), at::full({}, edges, type_ptr.options()));
   };
-  const Tensor begins = of_one_edge ? Tensor() : begins_of_pieces();
-  const Tensor pieces = of_one_edge ? at::arange(edges, type_ptr.options()) : ranges_of(begins, edges);
-  const EdgeEnds from(indices, x.size(0)), to(rows.index_select(0, pieces), num_dst_);
+  const Tensor begins = of_one_edge ? Tensor() : begins_of_segments();
+  const Tensor segments = of_one_edge ? at::arange(edges, type_ptr.options()) : ranges_of(begins, edges);
+  const EdgeEnds from(indices, x.size(0)), to(rows.index_select(0, segments), num_dst_);
   const Tensor offsets = of_one_edge ? type_ptr : begins.index_select(0, type_ptr);
   Tensor products = typed_mm_op(from.gather(x), whole_matrices(weight.to(dtype)), offsets, {});
   if (edge_weight.defined()) products = products * edge_weight.index_select(0, ids).unsqueeze(1);
-  if (by_dst_.size() == kWeighedPieces) {
-    const Tensor& weights = by_dst_[kWeighedPieces - 1];
-    products = products * (weights.dim() == 2 ? weights.index_select(0, pieces) : weights.unsqueeze(1));
+  if (by_dst_.size() == kWeighedSegments) {
+    const Tensor& weights = by_dst_[kWeighedSegments - 1];
+    products = products * (weights.dim() == 2 ? weights.index_select(0, segments) : weights.unsqueeze(1));
   }
   return to.sum(products);
 }

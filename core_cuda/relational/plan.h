@@ -1,6 +1,6 @@
 // Decides whether a sum over relations runs on the fused kernels (fused_cuda.cpp), which multiply the sums of segments
-// on chip. The op asks this, and Python does before it chooses an order, splits and tiles for these kernels
-// (shared/plan/steps.py). Pure functions of sizes and of the device. No CUDA and no torch.
+// on chip. The op calls these functions, and so does Python before it chooses an order, splits and tiles for these
+// kernels (shared/plan/steps.py). Pure functions of sizes and of the device. No CUDA and no torch.
 #pragma once
 
 #include <algorithm>
@@ -41,8 +41,10 @@ using UsualRowSums = RowSumsLayout<S, kWidth>;
 template <class S, int kWidth>
 using LittleRowSums = RowSumsLayout<S, kWidth, kRowColumns<S, kWidth>, false>;
 
-constexpr int piece_products_memory(Storage storage, int widest) { return block_memory<MostProducts>(storage, widest); }
-constexpr int piece_gradients_memory(Storage storage, int widest) {
+constexpr int segment_products_memory(Storage storage, int widest) {
+  return block_memory<MostProducts>(storage, widest);
+}
+constexpr int segment_gradients_memory(Storage storage, int widest) {
   return block_memory<MostGradients>(storage, widest);
 }
 // little: the variant with less memory, which splits root for the tensor cores tile by tile.
@@ -54,7 +56,7 @@ constexpr int row_sums_memory(Storage storage, int widest, bool little) {
 constexpr int most_fused_width(Storage storage, bool wide_index, const FusedDevice& device) {
   if (device.capability < 80 || storage == Storage::f64 || wide_index) return 0;
   for (const int width : {kMostFusedWidth, kNarrowFusedWidth}) {
-    const int memory = std::max({piece_products_memory(storage, width), piece_gradients_memory(storage, width),
+    const int memory = std::max({segment_products_memory(storage, width), segment_gradients_memory(storage, width),
                                  row_sums_memory(storage, width, true)});
     if (memory <= device.shared_bytes) return width;
   }

@@ -1,10 +1,10 @@
 // Typed GEMM on the CPU: checks, allocation, packing of weights, and distribution of the work to threads.
 //
-// A sum over relations takes one of two loops. Its results are per node: a part owns some rows of the result and adds
-// to them the products of their segments, type by type, so that it needs neither one row per segment nor a second pass
-// over such rows. Gradients of weights are per type: a run of segments of one type adds up in the caches. Both loops
-// compute the sums over the edges of their segments, which is cheaper than saving them. No sum depends on the number of
-// threads.
+// A sum over relations is computed by one of two loops. Its results are per node: a part owns some rows of the result
+// and adds to them the products of their segments, type by type, so it needs neither one row per segment nor a second
+// pass over such rows. Gradients of weights are per type: a run of segments of one type accumulates in the caches. Both
+// loops compute the sums over the edges of their segments, which is cheaper than saving them. No sum depends on the
+// number of threads.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -83,22 +83,22 @@ class TypedCall {
   }
 
   // The segments of one direction, whose edges gather rows of x.
-  void set_pieces(at::TensorList pieces, const OptTensor& edge_weight, const Tensor& x) {
-    set_rows(pieces[1]);
+  void set_segments(at::TensorList segments, const OptTensor& edge_weight, const Tensor& x) {
+    set_rows(segments[1]);
     SpmmArgs<A>& sum = args.sum;
-    sum.graph.indptr = keep(pieces[2]).const_data_ptr();
-    sum.graph.indices = keep(pieces[3]).const_data_ptr();
-    sum.graph.edge_ids = keep(pieces[4]).const_data_ptr();
-    sum.graph.wide = pieces[2].scalar_type() == at::kLong;
-    sum.graph.num_rows = pieces[1].size(0);
-    sum.graph.num_edges = pieces[3].size(0);
+    sum.graph.indptr = keep(segments[2]).const_data_ptr();
+    sum.graph.indices = keep(segments[3]).const_data_ptr();
+    sum.graph.edge_ids = keep(segments[4]).const_data_ptr();
+    sum.graph.wide = segments[2].scalar_type() == at::kLong;
+    sum.graph.num_rows = segments[1].size(0);
+    sum.graph.num_edges = segments[3].size(0);
     sum.heads = 1, sum.width = x.size(1), sum.x = rows(x);
     if (edge_weight) {
       const Tensor& kept = keep(*edge_weight);
       sum.weight = kept.template const_data_ptr<A>();
       sum.weight_edge_stride = kept.stride(0);
     }
-    args.parts = keep(pieces[5]).template const_data_ptr<int64_t>();
+    args.parts = keep(segments[5]).template const_data_ptr<int64_t>();
   }
 
   // Calls f(run, index of the run, scratch) for all runs.
@@ -141,7 +141,7 @@ class TypedCall {
   std::deque<Tensor> kept_;
 };
 
-// Calls f(type, begin, count, rows) for every type that has entries, if torch multiplies.
+// Calls f(type, begin, count, rows) for every type that has entries, for products by torch's GEMM.
 template <class F>
 void each_type(const std::vector<int64_t>& offsets, const OptTensor& rows, F&& f) {
   for (size_t t = 0; t + 1 < offsets.size(); ++t) {
@@ -238,20 +238,20 @@ void merge_cut_rows(const TypedArgs<A>& args, int64_t parts) {
   }
 }
 
-// Sum over types of (sum over edges) weight, or its transpose if `transposed`. pieces: the segments by rows of the
+// Sum over types of (sum over edges) weight, or its transpose if `transposed`. segments: the segments by rows of the
 // result.
 template <class A>
 Tensor summed_products(const Tensor& x, const Tensor& weight, bool transposed, const OptTensor& edge_weight,
-                       at::TensorList pieces, int64_t num_rows) {
+                       at::TensorList segments, int64_t num_rows) {
   TypedCall<A> call;
-  call.set_weight(weight, transposed, host_offsets(pieces[0]));
+  call.set_weight(weight, transposed, host_offsets(segments[0]));
   const auto dtype = opmath_dtype(x.scalar_type());
-  const int64_t parts = pieces[5].size(0) - 1;
+  const int64_t parts = segments[5].size(0) - 1;
   Tensor totals = empty_rows({num_rows, call.args.out}, x.options().dtype(dtype));
   if (totals.numel() == 0) return totals;
-  if (call.args.in == 0 || pieces[3].size(0) == 0) return totals.zero_();
+  if (call.args.in == 0 || segments[3].size(0) == 0) return totals.zero_();
   const Tensor carry = at::zeros({parts, 2, call.args.out}, x.options().dtype(dtype));
-  call.set_pieces(pieces, edge_weight, x);
+  call.set_segments(segments, edge_weight, x);
   call.args.totals = totals.template mutable_data_ptr<A>();
   call.args.carry = carry.template mutable_data_ptr<A>();
   for_each_part<A>(parts, call.kernels.scratch_size(call.args),
@@ -260,8 +260,8 @@ Tensor summed_products(const Tensor& x, const Tensor& weight, bool transposed, c
   return totals;
 }
 
-void check_parts(const char* op, const char* name, at::TensorList pieces, int64_t rows) {
-  const Tensor& parts = pieces[5];
+void check_parts(const char* op, const char* name, at::TensorList segments, int64_t rows) {
+  const Tensor& parts = segments[5];
   const int64_t last = parts.size(0) - 1;
   TORCH_CHECK_VALUE(last > 0 && parts[last][0].item<int64_t>() == rows, op, ": ", name, " must be of ", rows,
                     " rows, got ", last > 0 ? parts[last][0].item<int64_t>() : 0);
@@ -292,7 +292,7 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
   check_parts(op, "by_dst", by_dst, grad.size(0));
   TORCH_CHECK_VALUE(needs.size() == 3, op, ": needs must have 3 entries, got ", needs.size());
   if (needs[0] || needs[1]) {
-    check_pieces(op, "by_src", by_src, sizes.types, x.device());
+    check_segments(op, "by_src", by_src, sizes.types, x.device());
     check_parts(op, "by_src", by_src, x.size(0));
   }
   const auto statistics = x.options().dtype(opmath_dtype(x.scalar_type()));
@@ -307,7 +307,7 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
       TypedCall<A> call;
       call.args.blocks = sizes.blocks, call.args.in = sizes.in, call.args.out = sizes.out;
       call.args.sums = true, call.args.x = call.rows(x);
-      call.set_pieces(by_src, edge_weight, grad);
+      call.set_segments(by_src, edge_weight, grad);
       results[1] = weight.numel() == 0 ? at::empty_like(weight)
                                        : call.outer(host_offsets(by_src[0]), statistics).to(weight.scalar_type());
       results[1] = results[1].view(weight.sizes());
@@ -318,7 +318,7 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
       if (weight.numel() == 0) return 0;
       TypedCall<A> call;
       call.set_weight(weight, true, offsets);
-      call.set_pieces(by_dst, {}, x);
+      call.set_segments(by_dst, {}, x);
       call.args.x = call.rows(grad);
       call.args.products = results[2].template mutable_data_ptr<A>();
       call.each(runs_of(offsets, kProductRun),

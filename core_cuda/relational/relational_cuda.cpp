@@ -184,8 +184,8 @@ Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, cons
 }
 
 // Segments, with the steps of a sum over relations.
-struct WalkedPieces : Pieces {
-  using Pieces::Pieces;
+struct WalkedSegments : Segments {
+  using Segments::Segments;
 
   // A CSR whose rows are the segments.
   std::vector<Tensor> edges(bool with_ids) const {
@@ -197,7 +197,7 @@ struct WalkedPieces : Pieces {
   // The GEMM's operand: for every segment the sum of its edges' rows.
   Gathered sums(const Tensor& x, const OptTensor& edge_weight) const {
     if (of_one_edge() && !edge_weight && !weights) return {x, indices};
-    if (weighs_pieces()) return {call_spmm(x, {}, {}, weights->squeeze(1), {edges(false), {}}), Tensor()};
+    if (weighs_segments()) return {call_spmm(x, {}, {}, weights->squeeze(1), {edges(false), {}}), Tensor()};
     OptTensor weight;
     if (edge_weight) weight = edge_weight->unsqueeze(1);
     if (weights) weight = weights->unsqueeze(1);
@@ -224,17 +224,17 @@ Tensor relational_sum(const Tensor& x, const Tensor& weight, const OptTensor& ed
                       at::TensorList /*by_src*/, int64_t num_dst, Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::relational_sum";
   check_relational_sum(op, x, weight, edge_weight, by_dst);
-  const WalkedPieces pieces(by_dst);
-  pieces.check_rows(op, "by_dst", num_dst);
+  const WalkedSegments segments(by_dst);
+  segments.check_rows(op, "by_dst", num_dst);
   const OnDevice on_device(x.device());
   const auto dtype = out_dtype.value_or(x.scalar_type());
   const WeightSizes sizes(op, weight);
-  if (sizes.in == 0 || sizes.out == 0 || pieces.rows.size(0) == 0) {
+  if (sizes.in == 0 || sizes.out == 0 || segments.rows.size(0) == 0) {
     return at::zeros({num_dst, sizes.out}, x.options().dtype(dtype));
   }
-  if (fuses(x, weight, pieces)) return fused_sum(x, weight, edge_weight, pieces, num_dst, dtype, {});
-  const Tensor products = pieces.products(pieces.sums(x, edge_weight), matrices(weight, x.scalar_type()));
-  return pieces.summed(products, num_dst, dtype);
+  if (fuses(x, weight, segments)) return fused_sum(x, weight, edge_weight, segments, num_dst, dtype, {});
+  const Tensor products = segments.products(segments.sums(x, edge_weight), matrices(weight, x.scalar_type()));
+  return segments.summed(products, num_dst, dtype);
 }
 
 // The gradients of x and weight loop over the segments by source, that of edge_weight over those by destination.
@@ -245,11 +245,11 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
   check_relational_sum(op, x, weight, edge_weight, by_dst);
   const WeightSizes sizes(op, weight);
   check_shape(op, "grad", grad, {grad.size(0), sizes.out});
-  Pieces(by_dst).check_rows(op, "by_dst", grad.size(0));
+  Segments(by_dst).check_rows(op, "by_dst", grad.size(0));
   TORCH_CHECK_VALUE(needs.size() == 3, op, ": needs must have 3 entries, got ", needs.size());
   if (needs[0] || needs[1]) {
-    check_pieces(op, "by_src", by_src, sizes.types, x.device());
-    Pieces(by_src).check_rows(op, "by_src", x.size(0));
+    check_segments(op, "by_src", by_src, sizes.types, x.device());
+    Segments(by_src).check_rows(op, "by_src", x.size(0));
   }
   const OnDevice on_device(x.device());
   std::vector<Tensor> results;
@@ -262,25 +262,25 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
   }
   const Tensor transposed = matrices(weight, x.scalar_type()).transpose(2, 3);
   Tensor rows = grad.to(x.scalar_type());
-  const bool fused = (needs[0] || needs[1]) && fuses(x, weight, Pieces(by_src));
+  const bool fused = (needs[0] || needs[1]) && fuses(x, weight, Segments(by_src));
   if (fused) {
     rows = rows.contiguous();
-    const FusedGradients found = fused_gradients(rows, x, weight, edge_weight, Pieces(by_src), {needs[0], needs[1]});
+    const FusedGradients found = fused_gradients(rows, x, weight, edge_weight, Segments(by_src), {needs[0], needs[1]});
     if (needs[0]) results[0] = found.rows;
     if (needs[1]) results[1] = found.weight;
   } else if (needs[0] || needs[1]) {
-    const WalkedPieces pieces(by_src);
-    const Gathered sums = pieces.sums(rows, edge_weight);
-    if (needs[0]) results[0] = pieces.summed(pieces.products(sums, transposed), x.size(0), x.scalar_type());
+    const WalkedSegments segments(by_src);
+    const Gathered sums = segments.sums(rows, edge_weight);
+    if (needs[0]) results[0] = segments.summed(segments.products(sums, transposed), x.size(0), x.scalar_type());
     if (needs[1]) {
       const bool wide = weight.scalar_type() != x.scalar_type();
-      results[1] = outer_sums({x, pieces.rows}, sums, pieces.type_ptr, sizes.blocks, wide).view(weight.sizes());
+      results[1] = outer_sums({x, segments.rows}, sums, segments.type_ptr, sizes.blocks, wide).view(weight.sizes());
     }
   }
   if (needs[2]) {
-    const WalkedPieces pieces(by_dst);
-    const std::vector<Tensor> csr = pieces.edges(true);
-    results[2] = call_sddmm(pieces.products({rows, pieces.rows}, transposed), x, {csr, {}}).squeeze(1);
+    const WalkedSegments segments(by_dst);
+    const std::vector<Tensor> csr = segments.edges(true);
+    results[2] = call_sddmm(segments.products({rows, segments.rows}, transposed), x, {csr, {}}).squeeze(1);
   }
   return results;
 }

@@ -1,5 +1,5 @@
-// Sorts edges by (type, row) and splits them into segments ("pieces") for the typed ops. Input: one direction of a
-// graph, whose edges are sorted by row, and the types of its edges.
+// Sorts edges by (type, row) and divides them into segments for the typed ops. Input: one direction of a graph, whose
+// edges are sorted by row, and the types of its edges.
 //
 // One stable radix sort pass (graph/edge_sort.h) sorts by type. A segment is a run of edges of one type and one row, at
 // most `cut` long. Blocks of consecutive edges count the segments that begin in them; a scan of the counts gives each
@@ -62,13 +62,13 @@ int64_t first_of_row(const TypedArrays<Index>& to, int64_t begin, int64_t end, i
 }
 
 template <typename Index, typename Parallel>
-void cut_into_pieces(const std::vector<int64_t>& starts, const Index* rows, int64_t edges, int64_t types, int64_t cut,
-                     const TypedArrays<Index>& to, const Parallel& parallel) {
+void cut_into_segments(const std::vector<int64_t>& starts, const Index* rows, int64_t edges, int64_t types, int64_t cut,
+                       const TypedArrays<Index>& to, const Parallel& parallel) {
   const Blocks<Parallel> blocks(edges, kMinEdgesPerBlock, parallel);
   std::vector<int64_t> firsts(blocks.count + 1, 0);
-  // Calls piece(p) for every edge p of the block that begins a segment and, before that, type_begins(type) for every
+  // Calls segment(p) for every edge p of the block that begins a segment and, before that, type_begins(type) for every
   // type that begins at p.
-  const auto walk = [&](int64_t begin, int64_t end, const auto& piece, const auto& type_begins) {
+  const auto walk = [&](int64_t begin, int64_t end, const auto& segment, const auto& type_begins) {
     int64_t type = std::lower_bound(starts.begin(), starts.end() - 1, begin) - starts.begin();  // the next type
     int64_t run = begin;
     if (begin < end && (type == types || starts[type] > begin)) {  // the block may begin inside a run
@@ -82,9 +82,9 @@ void cut_into_pieces(const std::vector<int64_t>& starts, const Index* rows, int6
       }
       if (fresh || rows[p] != rows[p - 1]) {
         run = p;
-        piece(p);
+        segment(p);
       } else if ((p - run) % cut == 0) {
-        piece(p);
+        segment(p);
       }
     }
   };
@@ -94,17 +94,18 @@ void cut_into_pieces(const std::vector<int64_t>& starts, const Index* rows, int6
     firsts[block + 1] = count;
   });
   for (int64_t block = 0; block < blocks.count; ++block) firsts[block + 1] += firsts[block];
-  const int64_t pieces = firsts[blocks.count];
+  const int64_t segments = firsts[blocks.count];
   blocks.run([&](int64_t block, int64_t begin, int64_t end) {
     int64_t next = firsts[block];
-    const auto piece = [&](int64_t p) {
+    const auto segment = [&](int64_t p) {
       to.rows[next] = rows[p];
       to.ptr[next++] = static_cast<Index>(p);
     };
-    walk(begin, end, piece, [&](int64_t type) { to.type_ptr[type] = static_cast<Index>(next); });
+    walk(begin, end, segment, [&](int64_t type) { to.type_ptr[type] = static_cast<Index>(next); });
   });
-  to.ptr[pieces] = static_cast<Index>(edges);
-  for (int64_t type = types; type >= 0 && starts[type] == edges; --type) to.type_ptr[type] = static_cast<Index>(pieces);
+  to.ptr[segments] = static_cast<Index>(edges);
+  for (int64_t type = types; type >= 0 && starts[type] == edges; --type)
+    to.type_ptr[type] = static_cast<Index>(segments);
 }
 
 template <typename Index>
@@ -131,9 +132,10 @@ void cut_into_parts(const Index* indptr, int64_t num_rows, int64_t types, int64_
     boundary[1] = inside > 0;
     for (int64_t type = 0; type < types; ++type) {
       const int64_t end = to.type_ptr[type + 1];
-      int64_t piece = first_of_row(to, to.type_ptr[type], end, row);
-      for (; inside > 0 && piece < end && to.rows[piece] == row; ++piece) inside -= to.ptr[piece + 1] - to.ptr[piece];
-      boundary[2 + type] = piece;
+      int64_t segment = first_of_row(to, to.type_ptr[type], end, row);
+      for (; inside > 0 && segment < end && to.rows[segment] == row; ++segment)
+        inside -= to.ptr[segment + 1] - to.ptr[segment];
+      boundary[2 + type] = segment;
     }
   }
 }
@@ -155,7 +157,7 @@ bool sort_by_type(const EdgesOfTypes<Type, Index>& edges, const Index* indices, 
   if (!check.passed) return false;
   std::vector<int64_t> starts(counts.begin(), counts.begin() + types);
   starts.push_back(num_edges);
-  cut_into_pieces(starts, rows.get(), num_edges, types, cut, to, parallel);
+  cut_into_segments(starts, rows.get(), num_edges, types, cut, to, parallel);
   cut_into_parts(edges.indptr, edges.rows, types, parts, to);
   return true;
 }

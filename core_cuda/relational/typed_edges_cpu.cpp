@@ -58,17 +58,18 @@ Arrays typed_edges_cpu(const Tensor& indptr, const Tensor& indices, const Option
 
 // A unique (node, relation) may have several consecutive segments.
 template <typename Index, typename T>
-void means_of_type(const Index* rows, const Index* ptr, const Index* edge_ids, int64_t piece, int64_t last, T* means) {
-  while (piece < last) {
-    int64_t end = piece + 1;
-    while (end < last && rows[end] == rows[piece]) ++end;
-    const T mean = T(1) / static_cast<T>(ptr[end] - ptr[piece]);
+void means_of_type(const Index* rows, const Index* ptr, const Index* edge_ids, int64_t segment, int64_t last,
+                   T* means) {
+  while (segment < last) {
+    int64_t end = segment + 1;
+    while (end < last && rows[end] == rows[segment]) ++end;
+    const T mean = T(1) / static_cast<T>(ptr[end] - ptr[segment]);
     if (edge_ids) {
-      for (int64_t e = ptr[piece]; e < ptr[end]; ++e) means[edge_ids[e]] = mean;
+      for (int64_t e = ptr[segment]; e < ptr[end]; ++e) means[edge_ids[e]] = mean;
     } else {
-      std::fill(means + piece, means + end, mean);
+      std::fill(means + segment, means + end, mean);
     }
-    piece = end;
+    segment = end;
   }
 }
 

@@ -1,5 +1,5 @@
-// typed_edges, typed_means and pairs_of_edges on CUDA: checks and allocation; the algorithms are in cuda/pieces.cuh and
-// graph/edge_sort.cuh, for few edges in cuda/few_pieces.cuh. The host reads back once what depends on the types:
+// typed_edges, typed_means and pairs_of_edges on CUDA: checks and allocation; the algorithms are in cuda/segments.cuh
+// and graph/edge_sort.cuh, for few edges in cuda/few_segments.cuh. The host reads back once what depends on the types:
 // whether one is out of range, and the number of segments.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
@@ -12,8 +12,8 @@
 #include "../common/launch.h"
 #include "../graph/edge_sort_cuda.h"
 #include "../graph/few_edges.h"
-#include "cuda/few_pieces.h"
-#include "cuda/pieces.h"
+#include "cuda/few_segments.h"
+#include "cuda/segments.h"
 #include "inputs.h"
 
 namespace edgeless::cuda::relational {
@@ -47,9 +47,9 @@ Tensor sorted(const Tensor& keys, int64_t num_keys, I* order, const jit::Queue& 
 
 void cut_few(const Tensor& indptr, const Tensor& indices, const Tensor& ids, const Tensor& types, int64_t num_types,
              int64_t cut, const Tensor& facts, const Arrays& to, const jit::Queue& queue) {
-  const auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row, count] = to;
+  const auto& [type_ptr, segment_rows, ptr, out_indices, out_ids, by_row, count] = to;
   const int multiprocessors = device_attribute(jit::Attribute::multiprocessors, indptr.get_device());
-  const Tensor scratch = at::empty({few_pieces_scratch(indices.numel(), multiprocessors)}, indptr.options());
+  const Tensor scratch = at::empty({few_segments_scratch(indices.numel(), multiprocessors)}, indptr.options());
   AT_DISPATCH_INDEX_TYPES(types.scalar_type(), "typed_edges", [&] {
     FewTypedArgs<index_t> args;
     args.indptr = indptr.const_data_ptr<int32_t>(), args.indices = indices.const_data_ptr<int32_t>();
@@ -59,7 +59,7 @@ void cut_few(const Tensor& indptr, const Tensor& indices, const Tensor& ids, con
     args.num_types = static_cast<int32_t>(num_types);
     args.cut = static_cast<int32_t>(std::min<int64_t>(cut, std::numeric_limits<int32_t>::max()));
     args.facts = facts.mutable_data_ptr<int64_t>();
-    args.type_ptr = at_of<int32_t>(type_ptr), args.piece_rows = at_of<int32_t>(piece_rows);
+    args.type_ptr = at_of<int32_t>(type_ptr), args.segment_rows = at_of<int32_t>(segment_rows);
     args.ptr = at_of<int32_t>(ptr), args.to_indices = at_of<int32_t>(out_indices);
     args.to_ids = at_of<int32_t>(out_ids), args.by_row = at_of<int32_t>(by_row);
     cut_few_edges(args, at_of<int32_t>(scratch), multiprocessors, queue);
@@ -80,7 +80,7 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
   const auto empty = [&](int64_t size) { return at::empty({size}, pointers.options()); };
   Arrays result(empty(num_types + 1), empty(edges), empty(edges + 1), empty(edges), empty(edges),
                 empty(rows + 1 + edges), Tensor());
-  auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row, count] = result;
+  auto& [type_ptr, segment_rows, ptr, out_indices, out_ids, by_row, count] = result;
   const bool few = pointers.scalar_type() == at::kInt && sorts_by_one_launch(edges, std::max(rows, num_types));
   // `facts` holds whether a type is out of range, and the number of segments. Kernels stay in bounds whatever the types
   // are, so the check can wait for them.
@@ -117,22 +117,22 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
     arrange.to_ids = at_of<I>(out_ids);
     arrange_edges(arrange, queue);
     row_pointers(in_order.const_data_ptr<I>(), edges, num_types, at_of<I>(type_begins), queue);
-    PiecesArgs<I> args;
+    SegmentsArgs<I> args;
     args.types = in_order.const_data_ptr<I>(), args.rows = sorted_rows.const_data_ptr<I>();
     args.type_begins = type_begins.const_data_ptr<I>();
     args.edges = edges, args.num_types = num_types, args.num_rows = rows, args.cut = cut;
     const Tensor numbers = empty(edges);
     args.numbers = at_of<I>(numbers), args.type_ptr = at_of<I>(type_ptr);
-    args.piece_rows = at_of<I>(piece_rows), args.ptr = at_of<I>(ptr);
+    args.segment_rows = at_of<I>(segment_rows), args.ptr = at_of<I>(ptr);
     args.count = facts.mutable_data_ptr<int64_t>() + 1;
     const Tensor scratch =
-        at::empty({static_cast<int64_t>(pieces_scratch<I>(edges))}, pointers.options().dtype(at::kByte));
-    cut_into_pieces(args, scratch.mutable_data_ptr(), queue);
-    const int64_t pieces = read_back();
+        at::empty({static_cast<int64_t>(segments_scratch<I>(edges))}, pointers.options().dtype(at::kByte));
+    cut_into_segments(args, scratch.mutable_data_ptr(), queue);
+    const int64_t segments = read_back();
     I* by_rows = at_of<I>(by_row) + rows + 1;
-    const Tensor of_pieces = sorted<I>(piece_rows.narrow(0, 0, pieces), rows, by_rows, queue);
-    row_pointers(of_pieces.const_data_ptr<I>(), pieces, rows, at_of<I>(by_row), queue);
-    if (pieces < edges) jit::clear(queue, by_rows + pieces, (edges - pieces) * sizeof(I));
+    const Tensor of_segments = sorted<I>(segment_rows.narrow(0, 0, segments), rows, by_rows, queue);
+    row_pointers(of_segments.const_data_ptr<I>(), segments, rows, at_of<I>(by_row), queue);
+    if (segments < edges) jit::clear(queue, by_rows + segments, (edges - segments) * sizeof(I));
   });
   return result;
 }
@@ -149,7 +149,7 @@ Tensor typed_means(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr
       MeansArgs<index_t, scalar_t> args;
       args.type_ptr = at(type_ptr), args.rows = at(rows), args.ptr = at(ptr);
       args.edge_ids = edge_ids ? at(*edge_ids) : nullptr;
-      args.num_types = type_ptr.numel() - 1, args.most_pieces = rows.numel();
+      args.num_types = type_ptr.numel() - 1, args.most_segments = rows.numel();
       args.means = means.mutable_data_ptr<scalar_t>();
       run_means(args, on_device.queue());
     });

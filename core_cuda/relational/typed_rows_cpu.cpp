@@ -1,5 +1,5 @@
-// Ops on rows by type beside products, on the CPU: sums, and a blend of two rows. A thread takes whole runs of entries
-// of one type. The sums of runs are added in order, whatever the number of threads.
+// Ops on rows by type beside products, on the CPU: sums, and a blend of two rows. A thread processes whole runs of
+// entries of one type. The sums of runs are added in order, whatever the number of threads.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>

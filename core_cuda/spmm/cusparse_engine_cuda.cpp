@@ -55,7 +55,7 @@ int data_type(at::ScalarType t) {
 struct CsrPlan : CusparsePlan {
   cusparse::Sparse matrix = nullptr;
   cusparse::Dense gathered = nullptr, rows = nullptr;  // one row per column and per row of the matrix
-  bool known = true;                                   // whether the library has a kernel for the call
+  bool known = true;                                   // false: the library has no kernel for the call
 
   ~CsrPlan() override {
     if (matrix) library().destroy_sparse(matrix);
@@ -98,7 +98,7 @@ struct Factors {
   }
 };
 
-// Makes descriptors and a workspace and, with `prepared`, preprocesses the matrix. Only SDDMM is preprocessed: after
+// Creates descriptors and a workspace and, with `prepared`, preprocesses the matrix. Only SDDMM is preprocessed: after
 // cusparseSpMM_preprocess, CSR_ALG3 of CUDA 13.0 gives wrong sums.
 std::shared_ptr<CsrPlan> make_plan(cusparse::Handle handle, const Call& call, bool prepared) {
   auto plan = std::make_shared<CsrPlan>();
@@ -161,7 +161,7 @@ class Session {
 
   const jit::Queue& queue() const { return on_device_.queue(); }
 
-  // The matrix values as `dtype`, cached where they do not depend on edge weights.
+  // The matrix values as `dtype`, cached if they do not depend on edge weights.
   template <class A>
   Tensor values(at::ScalarType dtype, const OptTensor& weight, const OptTensor& row_scale,
                 const OptTensor& column_scale) {
@@ -239,7 +239,7 @@ class Session {
   SideKey side_;
 };
 
-// [N, H, F] as [N, H * F] with the layout that the library takes: contiguous rows that do not overlap, the first one
+// [N, H, F] as [N, H * F] with the layout that the library supports: contiguous rows that do not overlap, the first one
 // 16-byte aligned.
 Tensor dense_rows(const Tensor& t) {
   const Tensor rows = t.dim() == 3 ? t.reshape({t.size(0), t.size(1) * t.size(2)}) : t;

@@ -24,7 +24,7 @@ constexpr int kHalf = 2, kBfloat16 = 14;                // cudaDataType
 constexpr int kCsrAlgorithm2 = 6, kCsrAlgorithm3 = 12;  // cusparseSpMMAlg_t
 constexpr int kUsualSampled = 0;                        // cusparseSDDMMAlg_t
 
-// Factors are in host memory. All functions return a status but error_string().
+// Factors are in host memory. All functions except error_string() return a status.
 struct Library {
   int (*create)(Handle*) = nullptr;
   int (*set_stream)(Handle, void* stream) = nullptr;
@@ -45,7 +45,7 @@ struct Library {
   int (*spmm)(Handle, int of_a, int of_b, const void* alpha, Sparse a, Dense b, const void* beta, Dense result,
               int compute_type, int algorithm, void* buffer) = nullptr;
 
-  // The same at the nonzeros of result alone.
+  // The same, computed only at the nonzeros of `result`.
   int (*sddmm_buffer_size)(Handle, int of_a, int of_b, const void* alpha, Dense a, Dense b, const void* beta,
                            Sparse result, int compute_type, int algorithm, size_t* bytes) = nullptr;
   int (*sddmm_preprocess)(Handle, int of_a, int of_b, const void* alpha, Dense a, Dense b, const void* beta,
@@ -53,7 +53,7 @@ struct Library {
   int (*sddmm)(Handle, int of_a, int of_b, const void* alpha, Dense a, Dense b, const void* beta, Sparse result,
                int compute_type, int algorithm, void* buffer) = nullptr;
 
-  std::string refusal;  // why nothing of the above can be called; empty: all of it can
+  std::string refusal;  // why these functions cannot be called; empty: they can
 };
 
 // Prefers the library that torch has loaded to one that the loader finds.

@@ -26,7 +26,7 @@ void CusparsePlans::learn(const std::vector<std::pair<at::Tensor, at::Tensor>>& 
     found.push_back({given.first, given.second, whole});
   }
   OwnersByArrays<CusparsePlans>::get().remove(places(), this);
-  auto kept = scales;  // takes the replaced tensors, so that they are freed without the mutex
+  auto kept = scales;  // receives the replaced tensors, so that they are freed without the mutex
   {
     const std::lock_guard lock(mutex);
     sides_.swap(found);

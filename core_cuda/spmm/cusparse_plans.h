@@ -1,5 +1,5 @@
-// What a graph caches for cuSPARSE: its index arrays, matrix values, and plans (descriptors with a workspace). The
-// graph owns the cache (shared/choices/engines.py); ops find it, below autograd, by the arrays they are given.
+// A graph's cache for cuSPARSE: its index arrays, matrix values, and plans (descriptors with a workspace). The graph
+// owns the cache (shared/choices/engines.py); ops find it, below autograd, by the index arrays of their call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -101,7 +101,7 @@ class CusparsePlans : public std::enable_shared_from_this<CusparsePlans> {
   // indptr[-1] of new arrays, which synchronizes with the GPU that holds them.
   void learn(const std::vector<std::pair<at::Tensor, at::Tensor>>& sides, const std::vector<at::Tensor>& scales);
 
-  // Returns whether indptr[-1] equals the length of indices: cuSPARSE takes no arrays with spare capacity.
+  // Returns whether indptr[-1] equals the length of indices: cuSPARSE supports no arrays with spare capacity.
   bool is_whole(at::TensorList arrays) const;
   // Returns whether the graph caches this scale, so that values computed from it are worth caching.
   bool keeps(const at::Tensor& scale) const;
@@ -129,7 +129,7 @@ class CusparsePlans : public std::enable_shared_from_this<CusparsePlans> {
   std::vector<at::Tensor> scales_;
 };
 
-// The cache of the graph that owns these arrays; null where no graph has registered them.
+// The cache of the graph that owns these arrays; null if no graph has registered them.
 std::shared_ptr<CusparsePlans> plans_of(at::TensorList arrays);
 
 }  // namespace edgeless

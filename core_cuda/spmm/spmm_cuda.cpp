@@ -4,8 +4,8 @@
 #include <torch/library.h>
 
 #include "../common/decisions.h"
-#include "../common/fold_tensors.h"
 #include "../common/launch.h"
+#include "../common/segment_reduce_tensors.h"
 #include "../common/thresholds.h"
 #include "../common/vector_rows.h"
 #include "../wsb/sum.h"
@@ -67,7 +67,7 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     const int64_t heads = rows.size(1);
     args.head_vectors = static_cast<int>(rows.size(2) * rows.element_size() / bytes);
     args.vectors = static_cast<int>(heads * args.head_vectors);
-    args.x = fold_rows(rows);
+    args.x = reduce_rows(rows);
     if (weight) {
       args.weight = weight->data_ptr<A>();
       args.weight_edge = weight->stride(0), args.weight_head = weight->stride(1);
@@ -79,11 +79,12 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     args.wide = out.scalar_type() != x.scalar_type();
     const int64_t numbers = bytes / x.element_size();
     args.whole = args.dim % numbers == 0;
-    FoldProblem problem =
-        fold_problem(args.graph, rows, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
+    ReduceProblem problem =
+        reduce_problem(args.graph, rows, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
     problem.vector_bytes = bytes;
     const bool weighed = weight || src_scale;
-    problem.narrow_teams = narrow_sums_pay(args.graph.num_edges, args.graph.num_rows, x.element_size() == 2, weighed);
+    problem.narrow_sub_warps =
+        narrow_sums_pay(args.graph.num_edges, args.graph.num_rows, x.element_size() == 2, weighed);
     budget_carry(problem, args.vectors * numbers * int64_t(sizeof(A)), out);
     const bool wide_index = csr[0].scalar_type() == at::kLong;
     args.plan = make_sum_plan(problem, weighed, args.weight_by_head, static_cast<int>(x.element_size()), wide_index);
@@ -155,11 +156,11 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
     Scales<A> scales;
     args.graph = compressed_graph(csr);
     args.heads = static_cast<int>(src.size(1));
-    args.own = fold_rows(own), args.x = fold_rows(columns);
+    args.own = reduce_rows(own), args.x = reduce_rows(columns);
     scales.set(args, dst_scale, src_scale);
     args.products = products.data_ptr<A>();
     args.vectors = static_cast<int>(columns.size(2) * columns.element_size() / 16);
-    while (args.team_log2 < 5 && (1 << args.team_log2) < args.vectors) ++args.team_log2;
+    while (args.sub_warp_log2 < 5 && (1 << args.sub_warp_log2) < args.vectors) ++args.sub_warp_log2;
     args.edges_of_block = sampled_edges_of_block(args.graph.num_edges);
     run_sddmm(storage_of(kind), csr[0].scalar_type() == at::kLong, args, on_device.queue());
     return 0;

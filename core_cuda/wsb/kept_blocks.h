@@ -1,5 +1,5 @@
 // The weighted sparse blocks (WSB) of a graph, built by shared/graph/wsb.py and owned by the graph. Ops find them,
-// below autograd, by the index arrays they are given.
+// below autograd, by the index arrays of their call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,7 +43,7 @@ class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
   std::vector<std::shared_ptr<const BlocksOfSide>> sides_;
 };
 
-// The blocks of one direction's arrays; null where no graph has built blocks for them.
+// The blocks of one direction's arrays; null if no graph has built blocks for them.
 std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr);
 
 // Returns why the blocks of one direction's arrays cannot be used, or why these rows cannot be multiplied by blocks,
@@ -51,8 +51,8 @@ std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr);
 const char* refusal_of_blocks(at::TensorList csr);
 const char* refusal_of_rows(const at::Tensor& x);
 
-// Returns whether SpMM (head_dim 0) or attention on the blocks of one direction is profitable. gathered: the rows they
-// gather.
+// Returns whether SpMM (head_dim 0) or attention on the blocks of one direction is profitable. gathered: the rows that
+// it gathers.
 bool blocks_pay(at::TensorList side, int64_t head_dim, const at::Tensor& gathered);
 
 // Returns why an SpMM of x [columns, F] or [columns, H, F] cannot run on blocks, worded to follow "wsb: ". Null: it

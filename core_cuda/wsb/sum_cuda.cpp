@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include "../common/fold_tensors.h"
 #include "../common/launch.h"
+#include "../common/segment_reduce_tensors.h"
 #include "../common/storage_of.h"
 #include "../common/vector_rows.h"
 #include "blocks_cuda.h"
@@ -49,12 +49,12 @@ bool wsb_spmm(const Tensor& x, const OptTensor& src_scale, const OptTensor& dst_
   if (row_scale.defined()) args.row_scale = row_scale.const_data_ptr<float>();
   args.out = out.data_ptr(), args.wide = out.scalar_type() == at::kFloat;
   const int device = x.get_device();
-  // An SM holds sixteen warps. Warps share windows where each would otherwise get fewer than sixteen, since the last
-  // wave would leave SMs idle.
+  // An SM holds sixteen warps. Warps share windows if there is work for fewer than sixteen times as many warps as the
+  // device holds, since otherwise the last wave would leave SMs idle.
   const int64_t warps = args.blocks.windows * ((args.vectors + 7) / 8);
   args.shared_windows = warps < 16 * 16 * device_attribute(jit::Attribute::multiprocessors, device);
-  // Feature tiles of 64 elements come first where such a tile of all of x fits in L2; else windows come first, so that
-  // L2 holds whole rows of neighboring windows.
+  // Feature tiles of 64 elements come first if such a tile of all of x fits in L2; else windows come first, so that L2
+  // holds whole rows of neighboring windows.
   args.by_window =
       static_cast<int64_t>(rows.nbytes()) / args.vectors * 8 > device_attribute(jit::Attribute::l2_bytes, device);
   wsb::run_sum(storage_of(x.scalar_type()), args, on_device.queue());

@@ -28,7 +28,7 @@ _MOST_BYTES = 512
 class Walks(NamedTuple):
     """The index arrays of the op's kernels, for a typed graph whose sources and destinations are the same nodes.
 
-    A *pair* is a unique (source, type), as in :attr:`TypedGraph.compact`. A *piece* (segment) is at most ``CUT`` edges
+    A *pair* is a unique (source, type), as in :attr:`TypedGraph.compact`. A *segment* is at most ``CUT`` edges
     of one destination and type; segments are numbered by destination, and by type within a destination.
 
     ``arrays``, each group a CSR unless stated otherwise:
@@ -59,20 +59,20 @@ def _build(graph: TypedGraph) -> Walks:
     csr, csc, by_node = graph.graph.csr, edges.csc, pairs.graph.csc
     type_ptr, rows, ptr, _, edge_ids, by_row = graph._sorted(csr, CUT)
     if by_row.dim() == 1:  # on CUDA
-        piece_ptr, order = by_row[: csr.indptr.numel()], by_row[csr.indptr.numel() :][: rows.numel()]
+        segment_ptr, order = by_row[: csr.indptr.numel()], by_row[csr.indptr.numel() :][: rows.numel()]
     else:
         numbers = torch.arange(rows.numel() + 1, dtype=rows.dtype)
-        piece_ptr, order, _ = csr_transpose(numbers, rows, None, graph.num_dst)
+        segment_ptr, order, _ = csr_transpose(numbers, rows, None, graph.num_dst)
     made = pair_walks(
         csr.indptr, [csc.indptr, csc.edge_ids], pairs.graph.csr.indices, graph.pair_of_edge(), list(by_node[:2]),
-        [type_ptr, rows, ptr, edge_ids], piece_ptr, order,
+        [type_ptr, rows, ptr, edge_ids], segment_ptr, order,
     )  # fmt: skip
-    edge_pairs, edge_pieces, pair_pieces, types, numbers, begins, places, *sums, longest = made
+    edge_pairs, edge_segments, pair_segments, types, numbers, begins, places, *sums, longest = made
     arrays = [
         pairs._formats["offsets"], pairs.graph.csr.indices,
-        csr.indptr, edge_pairs, edge_pieces,
-        csc.indptr, csc.indices, pair_pieces,
-        piece_ptr.clone(), types,
+        csr.indptr, edge_pairs, edge_segments,
+        csc.indptr, csc.indices, pair_segments,
+        segment_ptr.clone(), types,
         type_ptr, rows, numbers,
         begins, places,
         *sums,

@@ -52,14 +52,14 @@ def pair_dot_attention(
 
 def _takes_turns(compact: Compact, k: Tensor, v: Tensor, k_weight: Tensor, v_weight: Tensor, k_scale: Tensor) -> bool:
     """Whether to compute keys and values one after the other in the same memory: on CUDA, without gradients, where
-    both together are large (:func:`turns_pay` in ``core_cuda/common/thresholds.h``).
+    both together are large (:func:`one_buffer_pays` in ``core_cuda/common/thresholds.h``).
     """
     if not k.is_cuda or torch.is_grad_enabled() or compiling() or type(compact.edges) is not Graph:
         return False
     if current_engine() not in ("auto", "rowsplit"):  # the user chose another engine for attention
         return False
     width = k_weight.size(1) * k_weight.size(3)
-    if not _C.turns_pay(2 * compact.edges.num_src * width * k.element_size()):
+    if not _C.one_buffer_pays(2 * compact.edges.num_src * width * k.element_size()):
         return False
     ops = ("attention", "sddmm")
     if not _is_one_op(k, v, k_weight, v_weight, k_scale):

@@ -258,7 +258,7 @@ def transforms(graph: TypedGraph, weight: Tensor, fused: bool = False) -> bool:
     return graph.format(("transforms", in_width, out_width, fused), choose)
 
 
-def pieces_of(
+def segments_of(
     graph: TypedGraph, fused: bool, reduce: str, edge_weight: Optional[Tensor], needs_src: bool, rows: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor], Optional[Tensor]]:
     """The ops' arguments by_dst, by_src (empty where no gradient needs it) and edge_weight. A ``fused`` mean without
@@ -368,7 +368,7 @@ def relational_sum(
         products = relational_sum(pairs, x, weight, out_dtype=rows, order="aggregate")
         return spmm(edges, products, edge_weights(graph, edge_weight, reduce, rows), out_dtype=out_dtype)
     needs_src = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    by_dst, by_src, edge_weight = pieces_of(graph, fused, reduce, edge_weight, needs_src, rows)
+    by_dst, by_src, edge_weight = segments_of(graph, fused, reduce, edge_weight, needs_src, rows)
     out = torch.ops.edgeless.relational_sum(
         cast(x, rows),
         weight if weight.dtype == parameters else cast(weight, rows),

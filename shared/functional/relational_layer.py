@@ -12,7 +12,7 @@ from ..checks import opmath_dtype
 from ..graph.typed import TypedGraph
 from .checks import cast, runs_reference
 from .projection import PLAIN, add_map
-from .relational import edge_weights, fuses, pieces_of, relational_sum, transforms, whole_matrices
+from .relational import edge_weights, fuses, relational_sum, segments_of, transforms, whole_matrices
 from .whole_rows import blocks_of, lacking, longer, longer_matrices, shorter
 
 
@@ -66,7 +66,7 @@ def relational_layer(
         csr, degrees = edges.csr_arrays(by_edge), edges.cached_max_degrees()
         csc = edges.csc_arrays(by_edge) if graded else csc
     else:
-        by_dst, by_src, edge_weight = pieces_of(graph, fused, reduce, edge_weight, graded, x.dtype)
+        by_dst, by_src, edge_weight = segments_of(graph, fused, reduce, edge_weight, graded, x.dtype)
     return torch.ops.edgeless.relational_layer(
         x, weight, edge_weight, own, root, bias, by_dst, by_src, csr, csc, graph.num_dst, out_dtype, degrees
     )

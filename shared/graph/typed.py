@@ -2,7 +2,7 @@
 
 The edges of one type at one node, a destination or a source, form a *pair*: a unique (node, relation). A layer over
 relations is linear in their sum, so it multiplies one row per pair and not one per edge. Kernels take pairs cut into
-segments (*pieces*) of bounded length. No array here has relations times nodes elements.
+segments of bounded length. No array here has relations times nodes elements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdRef
 from .. import cache
 from ..checks import as_index, check_integers, check_num_nodes, compiling
 from ..ops.graph import coo_to_csr, index_dtype
-from ..ops.relational import OF_PIECE, OF_TILE, pairs_of_edges, piece_tiles, typed_edges
+from ..ops.relational import OF_SEGMENT, OF_TILE, pairs_of_edges, segment_tiles, typed_edges
 from ..plan.steps import most_fused_width
 from .adjacency import Compressed, transpose
 from .formats import CSC, Formats, Keeper, num_bytes
@@ -168,17 +168,17 @@ class TypedGraph(Keeper):
         Returns:
             The six tensors of the segments; int ``[R + 1]``, the first tile of every type; int ``[tiles + 1]``, the
             first segment of every tile; int ``[tiles + 1]``, the first row of every tile of rows; the segments and hub
-            parts that rows add up; the parts of hubs ``[2, parts]`` (``piece_tiles`` in ``core_cuda/library.cpp``); and
-            the weights of a mean: by destination one per segment ``[segments, 1]``, whose edges all share it, by source
-            ``[E]`` in the order of by_src's edges.
+            parts that rows add up; the parts of hubs ``[2, parts]`` (``segment_tiles`` in ``core_cuda/library.cpp``);
+            and the weights of a mean: by destination one per segment ``[segments, 1]``, whose edges all share it, by
+            source ``[E]`` in the order of by_src's edges.
         """
         side = "by dst" if by_dst else "by src"
-        pieces = self.by_dst if by_dst else self.by_src
+        segments = self.by_dst if by_dst else self.by_src
 
-        type_ptr, rows, ptr, _, edge_ids, by_row = pieces
+        type_ptr, rows, ptr, _, edge_ids, by_row = segments
 
         def cut(graph: TypedGraph) -> list[Tensor]:
-            *tiles, of_rows, parts = piece_tiles(type_ptr, rows, ptr, by_row, graph.num_edges, not compiling())
+            *tiles, of_rows, parts = segment_tiles(type_ptr, rows, ptr, by_row, graph.num_edges, not compiling())
             return [*tiles, of_rows if of_rows.numel() else by_row, parts]
 
         def weights(graph: TypedGraph) -> Tensor:
@@ -187,7 +187,7 @@ class TypedGraph(Keeper):
             of_edges = graph._formats.get(("mean", mean))  # not built and kept for this alone
             return (graph._means(mean) if of_edges is None else of_edges).index_select(0, edge_ids)
 
-        found = [*pieces, *self.format(("tiles", side), cut)]
+        found = [*segments, *self.format(("tiles", side), cut)]
         if mean is not None:
             found.append(self.format(("mean", side, mean), weights))
         return found
@@ -246,18 +246,18 @@ class TypedGraph(Keeper):
             *direction, self.edge_type, self.num_types, cut
         )
         if not compiling():
-            pieces = int(count)
-            copies = self.num_edges - pieces > min(pieces, _SPARE)  # a view would keep all of the memory
+            segments = int(count)
+            copies = self.num_edges - segments > min(segments, _SPARE)  # a view would keep all of the memory
 
             def first(t: Tensor, length: int) -> Tensor:
                 return t[:length].clone() if copies else t[:length]
 
-            rows, ptr = first(rows, pieces), first(ptr, pieces + 1)
+            rows, ptr = first(rows, segments), first(ptr, segments + 1)
             if by_row.dim() == 1:  # on CUDA: the CSR from rows to their segments
-                by_row = first(by_row, direction.indptr.numel() + pieces)
+                by_row = first(by_row, direction.indptr.numel() + segments)
         elif cut == _UNCUT:  # the number of pairs sizes other tensors: in a program it is an unbacked size
-            pieces = (torch.arange(self.num_edges, device=rows.device) < type_ptr[-1]).nonzero().squeeze(1)
-            rows, ptr = rows.index_select(0, pieces), torch.cat((ptr[:1], ptr[1:].index_select(0, pieces)))
+            segments = (torch.arange(self.num_edges, device=rows.device) < type_ptr[-1]).nonzero().squeeze(1)
+            rows, ptr = rows.index_select(0, segments), torch.cat((ptr[:1], ptr[1:].index_select(0, segments)))
         return [type_ptr, rows, ptr, indices, edge_ids, by_row]
 
     def _out_edges(self) -> Compressed:
@@ -334,7 +334,7 @@ class TypedGraph(Keeper):
         numbers = 4 * self.num_edges
         if self.device.type == "cuda":  # the segments of every row, tiles, and the weights of a mean
             numbers += 2 * self.num_edges + max(self.num_src, self.num_dst) + 1
-            numbers += (OF_PIECE + 1) * self.num_edges // OF_TILE + 2 * self.num_types + 2
+            numbers += (OF_SEGMENT + 1) * self.num_edges // OF_TILE + 2 * self.num_types + 2
             numbers += 2 * self.num_edges + 2 * max(self.num_src, self.num_dst) + 2  # rows' summands, if there are hubs
         return grown + missing * numbers * self.graph.index_dtype.itemsize
 

@@ -1,7 +1,7 @@
 """Fake kernels of the relational ops. The schemas are in ``core_cuda/library.cpp``, the gradients in
 ``core_cuda/relational/relational_autograd.cpp``.
 
-A piece in the code is a segment: the edges of one relation at one row.
+A segment is the edges of one relation at one row.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def widths(weight: Tensor) -> tuple[int, int]:
 
 
 typed_edges = torch.ops.edgeless.typed_edges
-piece_tiles = torch.ops.edgeless.piece_tiles
+segment_tiles = torch.ops.edgeless.segment_tiles
 pairs_of_edges = torch.ops.edgeless.pairs_of_edges
 pair_walks = torch.ops.edgeless.pair_walks
 
 # Constants of ``core_cuda/relational/tiling.h``: the work of a tile, in edges of segments (OF_TILE) or in segments of
-# rows (OF_ROW_TILE), and the fixed work that each segment (OF_PIECE) or row (OF_ROW) adds.
-OF_TILE, OF_PIECE = 576, 8
+# rows (OF_ROW_TILE), and the fixed work that each segment (OF_SEGMENT) or row (OF_ROW) adds.
+OF_TILE, OF_SEGMENT = 576, 8
 OF_ROW_TILE, OF_ROW = 1024, 16
 
 
@@ -90,12 +90,12 @@ def _pairs_of_edges_fake(ptr, edge_ids):
     return edge_ids.new_empty(edge_ids.shape)
 
 
-@register_fake("edgeless::piece_tiles")
-def _piece_tiles_fake(type_ptr, rows, ptr, by_row, num_edges, split_hubs):
-    num_types, pieces = type_ptr.size(0) - 1, rows.size(0)
-    num_rows = by_row.size(0) - 1 - pieces
-    tiles = (num_edges + OF_PIECE * pieces) // OF_TILE + num_types + 1
-    row_tiles, of_rows, parts = (pieces + OF_ROW * num_rows + OF_ROW_TILE - 1) // OF_ROW_TILE + 1, 0, 0
+@register_fake("edgeless::segment_tiles")
+def _segment_tiles_fake(type_ptr, rows, ptr, by_row, num_edges, split_hubs):
+    num_types, segments = type_ptr.size(0) - 1, rows.size(0)
+    num_rows = by_row.size(0) - 1 - segments
+    tiles = (num_edges + OF_SEGMENT * segments) // OF_TILE + num_types + 1
+    row_tiles, of_rows, parts = (segments + OF_ROW * num_rows + OF_ROW_TILE - 1) // OF_ROW_TILE + 1, 0, 0
     if split_hubs:  # the number of hubs is known at run time only
         row_tiles, of_rows, parts = (torch.library.get_ctx().new_dynamic_size() for _ in range(3))
     sizes = ((num_types + 1,), (tiles,), (row_tiles,), (of_rows,), (2, parts))
@@ -157,9 +157,9 @@ def _relational_sum_backward_fake(grad, x, weight, edge_weight, by_dst, by_src, 
 
 
 @register_fake("edgeless::pair_walks")
-def _pair_walks_fake(indptr, by_pair, pair_nodes, pair_of_edge, by_node, pieces, piece_ptr, order):
-    edges, pairs, pieces, ends = (t.size(0) for t in (pair_of_edge, pair_nodes, order, indptr))
-    sizes = (edges, edges, edges, pieces, pieces, pieces + 1, edges, ends, pairs + pieces, pairs + pieces)
+def _pair_walks_fake(indptr, by_pair, pair_nodes, pair_of_edge, by_node, segments, segment_ptr, order):
+    edges, pairs, segments, ends = (t.size(0) for t in (pair_of_edge, pair_nodes, order, indptr))
+    sizes = (edges, edges, edges, segments, segments, segments + 1, edges, ends, pairs + segments, pairs + segments)
     return (*(indptr.new_empty((size,)) for size in sizes), indptr.new_empty((3,), dtype=torch.int64))
 
 
@@ -169,9 +169,9 @@ def _pair_attention_fake(
     dropout=0.0,
 ):  # fmt: skip
     types, depth, width = weight.shape
-    nodes, pairs, pieces = x.size(0), walks[1].size(0), walks[9].size(0)
+    nodes, pairs, segments = x.size(0), walks[1].size(0), walks[9].size(0)
     shapes = ((nodes, width), (pairs, width), (types, depth))
-    numbers = [x.new_empty(shape, dtype=opmath_dtype(x.dtype)) for shape in ((pieces,), (2, nodes))]
+    numbers = [x.new_empty(shape, dtype=opmath_dtype(x.dtype)) for shape in ((segments,), (2, nodes))]
     sums = x.new_empty((nodes if keep_sums and bias is not None else 0, width))
     return (*map(x.new_empty, shapes), *numbers, sums)
 

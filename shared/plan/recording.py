@@ -132,7 +132,7 @@ def _backward_of(step: str) -> str:
     return "backward" if step == "forward" else f"{step}, backward"
 
 
-_OURS = ("rowsplit", "pieces")
+_OURS = ("rowsplit", "segments")
 _ATTENTION = ("attention", "attention_backward", "attention_backward_into")
 
 

@@ -71,37 +71,37 @@ def relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
     for step, needed in zip(("of features", "of weights") if backward else ("forward",), needs):
         if not needed:
             continue
-        segments, plans = args["by_src" if backward else "by_dst"], []
-        type_ptr, piece_rows, ptr, indices, _, by_row, *tiles = segments
-        pieces, edges, index = piece_rows.numel(), indices.numel(), indices.element_size()
+        arrays, plans = args["by_src" if backward else "by_dst"], []
+        type_ptr, segment_rows, ptr, indices, _, by_row, *tiles = arrays
+        segments, edges, index = segment_rows.numel(), indices.numel(), indices.element_size()
         rows = {"forward": args.get("num_dst", 0), "of features": x.size(0), "of weights": 0}[step]
         width = widths(weight)[step == "forward"]
         fused = bool(tiles) and _fuses(device, x, widths(weight), index == 8)
         weighed = args.get("edge_weight") is not None or len(tiles) > 5
         # Bytes of the segments' sums in memory. Unweighted segments of one edge each need no sum: the row is read.
-        sums = pieces * depth * size * bool(ptr.numel() or weighed)
+        sums = segments * depth * size * bool(ptr.numel() or weighed)
         again = not on_cpu and step == "of weights" and needs[0] and (fused or sums > 0)
         num_bytes = rows * width * size + weight.numel() * weight.element_size()
         if not again:
-            num_bytes += edges * (row + index + edge_bytes(args)) + 2 * pieces * index
+            num_bytes += edges * (row + index + edge_bytes(args)) + 2 * segments * index
             num_bytes += tiles[5].numel() * tiles[5].element_size() if len(tiles) > 5 else 0
         if step == "of weights":
-            num_bytes += pieces * x.size(1) * size
-        kernel = f"{pieces} pieces of {type_ptr.numel() - 1} types"
+            num_bytes += segments * x.size(1) * size
+        kernel = f"{segments} segments of {type_ptr.numel() - 1} types"
         if on_cpu:
             kernel = f"{_C.cpu_capability()}, {kernel}, {by_row.size(0) - 1} parts"
         elif fused:  # sums stay in shared memory; only products are written and read again
-            num_bytes += 2 * pieces * width * size * (step != "of weights")
+            num_bytes += 2 * segments * width * size * (step != "of weights")
             kernel += ", multiplied in the kernel that sums: less to move than products of sources or sums"
-            said, plans = _fused_plans(args, device, step, width, rows, segments)
+            said, plans = _fused_plans(args, device, step, width, rows, arrays)
             kernel += said
         else:
             num_bytes += sums if again else 2 * sums
-            num_bytes += 2 * pieces * width * size * (step != "of weights" and by_row.numel() > 0)
+            num_bytes += 2 * segments * width * size * (step != "of weights" and by_row.numel() > 0)
             if device.multiprocessors:
-                plans = _separate_plans(args, device, step, rows, segments, sums > 0 and not again)
+                plans = _separate_plans(args, device, step, rows, arrays, sums > 0 and not again)
         seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
-        steps.append(named(Step("relational_sum", step, "pieces", kernel, 1, num_bytes, seconds), *plans))
+        steps.append(named(Step("relational_sum", step, "segments", kernel, 1, num_bytes, seconds), *plans))
     return steps + [_edge_weights_step(args)] if needs[2:] == [True] else steps
 
 
@@ -111,17 +111,17 @@ def _edge_weights_step(args: dict[str, Any]) -> Step:
     written and read again.
     """
     x, weight, grad = args["x"], args["weight"], args["grad"]
-    type_ptr, piece_rows, _, indices, *_ = args["by_dst"]
+    type_ptr, segment_rows, _, indices, *_ = args["by_dst"]
     device, (depth, width) = Device.of(x.device), widths(weight)
-    pieces, edges, index, size = piece_rows.numel(), indices.numel(), indices.element_size(), x.element_size()
+    segments, edges, index, size = segment_rows.numel(), indices.numel(), indices.element_size(), x.element_size()
     on_cpu = x.device.type == "cpu"
-    num_bytes = pieces * (width * (grad.element_size() if on_cpu else size) + 2 * index)
+    num_bytes = segments * (width * (grad.element_size() if on_cpu else size) + 2 * index)
     num_bytes += weight.numel() * weight.element_size() + edges * (depth * size + index + edge_bytes(args))
-    num_bytes += 0 if on_cpu else 2 * pieces * depth * size
-    kernel = f"{pieces} pieces of {type_ptr.numel() - 1} types"
+    num_bytes += 0 if on_cpu else 2 * segments * depth * size
+    kernel = f"{segments} segments of {type_ptr.numel() - 1} types"
     kernel = f"{_C.cpu_capability()}, {kernel}" if on_cpu else kernel
     seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
-    step = Step("relational_sum", "of edge weights", "pieces", kernel, 1, num_bytes, seconds)
+    step = Step("relational_sum", "of edge weights", "segments", kernel, 1, num_bytes, seconds)
     return named(step, *_edge_weight_plans(device, x.dtype, weight, index == 8)) if device.multiprocessors else step
 
 
@@ -152,28 +152,28 @@ def adds_root(args: dict[str, Any]) -> bool:
 def _weights_of(args: dict[str, Any], tiles: Sequence[Tensor]) -> str:
     """What the fused kernels multiply rows, or the sums of segments, by."""
     if len(tiles) > 5:
-        return "of_pieces" if tiles[5].dim() == 2 else "in_order"
+        return "of_segments" if tiles[5].dim() == 2 else "in_order"
     return "none" if args.get("edge_weight") is None else "by_id"
 
 
 def _fused_plans(
-    args: dict[str, Any], device: Device, step: str, width: int, rows: int, segments: Sequence[Tensor]
+    args: dict[str, Any], device: Device, step: str, width: int, rows: int, arrays: Sequence[Tensor]
 ) -> tuple[str, list[dict]]:
     """The parts of a fused step that single warps do, as text, and the plans of its kernels."""
-    type_ptr, piece_rows, _, indices, _, _, *tiles = segments
+    type_ptr, segment_rows, _, indices, _, _, *tiles = arrays
     x, (in_width, out_width), backward = args["x"], widths(args["weight"]), step != "forward"
-    pieces = piece_rows.numel()
-    products = _C.pieces_plan(
+    segments = segment_rows.numel()
+    products = _C.segments_plan(
         backward=backward, dtype=dtype_name(x.dtype), weights=_weights_of(args, tiles), edges=indices.numel(),
-        pieces=pieces, tiles=tiles[1].numel() - 1, types=type_ptr.numel() - 1, in_width=in_width, out_width=out_width,
-        multiprocessors=device.multiprocessors,
+        segments=segments, tiles=tiles[1].numel() - 1, types=type_ptr.numel() - 1, in_width=in_width,
+        out_width=out_width, multiprocessors=device.multiprocessors,
     )  # fmt: skip
-    said = "; sixteen pieces a warp" if products["by_warps"] else ""
+    said = "; sixteen segments a warp" if products["by_warps"] else ""
     if step == "of weights":
         return said, [products]
     root, adds = args.get("root"), _fuses_root(args, device, backward)
     sums = _C.rows_plan(
-        dtype=dtype_name(x.dtype), pieces=pieces, rows=rows, tiles=tiles[2].numel() - 1,
+        dtype=dtype_name(x.dtype), segments=segments, rows=rows, tiles=tiles[2].numel() - 1,
         own_width=max(root.shape) if adds else width, width=width,
         transposed=adds and root.stride(1 - int(backward)) != 1, multiprocessors=device.multiprocessors,
         capability=device.capability, shared_bytes=device.shared_bytes,
@@ -183,17 +183,17 @@ def _fused_plans(
 
 
 def _separate_plans(
-    args: dict[str, Any], device: Device, step: str, rows: int, segments: Sequence[Tensor], has_sums: bool
+    args: dict[str, Any], device: Device, step: str, rows: int, arrays: Sequence[Tensor], has_sums: bool
 ) -> list[dict]:
     """The plans of the separate kernels of a step: the sums of segments, their products, the sums of rows."""
     x, weight, backward = args["x"], args["weight"], step != "forward"
-    _, piece_rows, _, indices, _, by_row, *tiles = segments
-    gathered, pieces = args["grad"] if backward else x, piece_rows.numel()
+    _, segment_rows, _, indices, _, by_row, *tiles = arrays
+    gathered, segments = args["grad"] if backward else x, segment_rows.numel()
     kind, plans = dtype_name(x.dtype), []
     if has_sums:
         weighed = edge_bytes(args) or (4 if len(tiles) > 5 and tiles[5].dim() == 1 else 0)
         plans.append(
-            _name_of_sum(device, x.dtype, gathered.size(1), pieces, indices.numel(), gathered.size(0), weighed)
+            _name_of_sum(device, x.dtype, gathered.size(1), segments, indices.numel(), gathered.size(0), weighed)
         )
     if step == "of weights":
         return [*plans, _C.typed_outer_kernel(dtype=kind, capability=device.capability)]
@@ -206,7 +206,7 @@ def _separate_plans(
     )
     if by_row.numel():
         width = widths(weight)[not backward]
-        plans.append(_name_of_sum(device, x.dtype, width, rows, pieces, pieces))
+        plans.append(_name_of_sum(device, x.dtype, width, rows, segments, segments))
     return plans
 
 
@@ -229,16 +229,16 @@ def pair_steps(name: str, args: dict[str, Any]) -> list[Step]:
     x, weight, walks = args["x"], args["weight"], args["walks"]
     device, index = Device.of(x.device), walks[0].element_size()
     types, depth, width = weight.shape
-    nodes, pairs, edges, pieces = x.size(0), walks[1].numel(), walks[3].numel(), walks[9].numel()
+    nodes, pairs, edges, segments = x.size(0), walks[1].numel(), walks[3].numel(), walks[9].numel()
     size = x.element_size()
     products = pairs * ((depth + width) * size + index) + weight.numel() * size
-    numbers = pieces * (depth * size + 4 + index)  # per segment, its node's row, read or added to, and one float
+    numbers = segments * (depth * size + 4 + index)  # per segment, its node's row, read or added to, and one float
     ids = index if args.get("dropout") else 0
     edge = width * size + 2 * index + 4 + ids  # per edge, a row, two indices and the segment's float
     if name == "pair_attention":
         steps = {
             "products of pairs": products,
-            "queries of pieces": numbers,
+            "queries of segments": numbers,
             "forward": edges * edge + nodes * (width * size + 4),
         }
     else:
@@ -249,9 +249,9 @@ def pair_steps(name: str, args: dict[str, Any]) -> list[Step]:
             "of features": (products + pairs * depth * size + numbers + nodes * depth * size) * of_x,
             "of weights": (products + numbers) * of_weight,
         }
-    kernel = f"{pairs} pairs, {pieces} pieces of {types} types"
+    kernel = f"{pairs} pairs, {segments} segments of {types} types"
     found = [
-        Step("pair_attention", step, "pieces", kernel, 1, count, count / device.hbm_roof if device.hbm_roof else None)
+        Step("pair_attention", step, "segments", kernel, 1, count, count / device.hbm_roof if device.hbm_roof else None)
         for step, count in steps.items()
         if count
     ]
@@ -264,7 +264,7 @@ def pair_steps(name: str, args: dict[str, Any]) -> list[Step]:
 def _pair_plans(args: dict[str, Any], device: Device, forward: bool) -> dict[str, list[dict]]:
     """The plans of the kernels of attention over pairs, by step."""
     x, (_, depth, width), walks = args["x"], args["weight"].shape, args["walks"]
-    nodes, pairs, edges, pieces = x.size(0), walks[1].numel(), walks[3].numel(), walks[9].numel()
+    nodes, pairs, edges, segments = x.size(0), walks[1].numel(), walks[3].numel(), walks[9].numel()
     kind, degrees = dtype_name(x.dtype), [*(args.get("max_degrees") or ()), -1, -1]
 
     def typed(depth: int, columns: int, transposed: bool) -> dict:
@@ -283,10 +283,10 @@ def _pair_plans(args: dict[str, Any], device: Device, forward: bool) -> dict[str
         queries = _C.sampled_kernel(dtype=kind, wide_index=False, vectors=_vectors(depth, x.dtype))
         return {
             "products of pairs": [typed(depth, width, False)],
-            "queries of pieces": [queries],
+            "queries of segments": [queries],
             "forward": [over_edges("forward", nodes, pairs, degrees[0])],
         }
-    sums = _name_of_sum(device, x.dtype, depth, nodes, pairs + pieces, pairs + args["weight"].size(0), 4)
+    sums = _name_of_sum(device, x.dtype, depth, nodes, pairs + segments, pairs + args["weight"].size(0), 4)
     return {
         "statistics of rows": [_C.deltas_kernel(dtype=kind, vectors=_vectors(width, x.dtype))],
         "by pair": [over_edges("by_src", pairs, nodes, degrees[1])],
@@ -343,7 +343,7 @@ def product_step(name: str, args: dict[str, Any], way: str = "") -> Step:
     products = [(x.size(0), width, x.size(1)) for width in columns]
     found = Step(name, "forward", "product", kernel, 1, num_bytes, seconds)
     if way == "by row sums":
-        return replace(found, kernel=f"{kernel}, by the kernel that sums the rows' pieces")
+        return replace(found, kernel=f"{kernel}, by the kernel that sums the rows' segments")
     nodes = 0 if way == "onto" else x.size(0)  # 16-bit products are added to any number of rows
     plans = [_map_kernel(device, x.dtype, sizes, nodes, False, transposed) for sizes in products]
     if device.multiprocessors and not all(plans):

@@ -1,8 +1,9 @@
 """The plan of a call and its cost: engine, kernel, tile, feature tiles, bytes, time at the roofline.
 
-The core decides (``core_cuda/attention/cuda/plan.h``, ``core_cuda/common/fold.h``, ``core_cuda/reduction/cuda/plan.h``,
-``core_cuda/relational/plan.h``), by pure functions of sizes; this module calls them and counts bytes. It needs no GPU:
-a :class:`Device` describes the device, the present one or a named one.
+The core decides (``core_cuda/attention/cuda/plan.h``, ``core_cuda/common/segment_reduce.h``,
+``core_cuda/reduction/cuda/plan.h``, ``core_cuda/relational/plan.h``), by pure functions of sizes; this
+module calls them and counts bytes. It needs no GPU: a :class:`Device` describes the device, the present one or a named
+one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Step:
     Attributes:
         op: "attention (gatv2)", "spmm", ...
         step: "forward", "by destination", "by source", "gradient", ...
-        engine: "rowsplit" for edge-balanced CSR kernels; "pieces" for kernels over segments of one type and row;
+        engine: "rowsplit" for edge-balanced CSR kernels; "segments" for kernels over segments of one type and row;
             "product" for matrix products; "cusparse" and others, see :mod:`edgeless.choices.engines`.
         kernel: the kernel and its tile.
         slices: number of feature or head tiles, processed one after the other so that the rows of each may fit the L2.
@@ -204,19 +205,19 @@ def _vector_bytes(row_bytes: int, size: int) -> int:
 
 
 def _fold(
-    device: Device, row_bytes: int, rows: int, edges: int, gathered: int, max_degree: int, piece: int, result: int,
-    narrow_teams: bool, number_bytes: int = 0, weighed: bool = False, wide_index: bool = False,
+    device: Device, row_bytes: int, rows: int, edges: int, gathered: int, max_degree: int, segment: int, result: int,
+    narrow_sub_warps: bool, number_bytes: int = 0, weighed: bool = False, wide_index: bool = False,
     vector_bytes: int = 16,
 ):  # fmt: skip
-    """(description, plan) of a segment reduction over rows of ``row_bytes``. ``piece``: bytes of a partial result;
+    """(description, plan) of a segment reduction over rows of ``row_bytes``. ``segment``: bytes of a partial result;
     ``result``: bytes of all results; ``number_bytes``: bytes of an element, given for sums.
     """
     if not device.multiprocessors:
         return _C.cpu_capability(), {"slices": 1}
-    plan = _C.fold_plan(
+    plan = _C.reduce_plan(
         vectors=-(-row_bytes // vector_bytes), vector_bytes=vector_bytes, num_rows=rows, num_edges=edges,
-        num_gathered=gathered, max_degree=max_degree, carry_bytes=piece, carry_budget=max(1 << 20, result // 8),
-        narrow_teams=narrow_teams, number_bytes=number_bytes, weighed=weighed, wide_index=wide_index,
+        num_gathered=gathered, max_degree=max_degree, carry_bytes=segment, carry_budget=max(1 << 20, result // 8),
+        narrow_sub_warps=narrow_sub_warps, number_bytes=number_bytes, weighed=weighed, wide_index=wide_index,
         multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
     )  # fmt: skip
     merges = ", merges hubs" * plan["merges"]
@@ -249,7 +250,7 @@ def spmm_step(
         num_rows: rows read, where an engine does not read one per edge.
     """
     row = width * dtype.itemsize
-    piece = width * opmath_dtype(dtype).itemsize
+    segment = width * opmath_dtype(dtype).itemsize
     fold: dict = {"slices": 1}
     vector_bytes = _vector_bytes(row, dtype.itemsize)
     if engine.kernel is not None:
@@ -259,7 +260,7 @@ def spmm_step(
             num_edges=num_edges, num_rows=num_dst, halves=dtype.itemsize == 2, weighted=weight_bytes > 0
         )
         kernel, fold = _fold(
-            device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row, narrow,
+            device, row, num_dst, num_edges, num_src, max_degree, segment, num_dst * row, narrow,
             dtype.itemsize, weight_bytes > 0, index_bytes == 8, vector_bytes,
         )  # fmt: skip
     name: dict = {}

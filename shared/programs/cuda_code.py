@@ -351,8 +351,8 @@ class _Writer(Registers):
         identity = {"add": "0", "mul": "1", "max": "-INFINITY", "min": "INFINITY"}[item.op]
         masked = [name if lanes == group else f"inside ? {name} : {kind}({identity})" for name in found.names]
         when = max(found.when, ROW)
-        team = f"team<{'kWhole' if when == EDGE else 'false'}>()"
-        return self.let(when, kind, [f"lanes_{item.op}<{group}>({m}, {team})" for m in masked])
+        sub_warp = f"sub_warp<{'kWhole' if when == EDGE else 'false'}>()"
+        return self.let(when, kind, [f"lanes_{item.op}<{group}>({m}, {sub_warp})" for m in masked])
 
     def _shared_out(self, item: Reduce, starts: np.ndarray, offsets: np.ndarray) -> Value:
         """Each lane reduces its part of all elements of all lanes, which then exchange them for their own."""
@@ -368,7 +368,7 @@ class _Writer(Registers):
             raise NotLowered("elements that lanes cannot exchange")
         self.lines[EDGE] += [
             f"{kind} {name}[{whole.shape[1]}] = {{{', '.join(found.names)}}};",
-            f"shares_add<{lanes}>({name}, team<kWhole>());",
+            f"shares_add<{lanes}>({name}, sub_warp<kWhole>());",
         ]
         self.extra += 3 * whole.shape[1]
         return Value([f"{name}[{i}]" for i in range(starts.shape[1])], EDGE)

@@ -18,7 +18,7 @@ MOST_REGISTERS = 512  # of one value
 MOST_KEPT = 24  # values of parameters that a thread keeps; more of them are read from shared memory for every edge
 SHARED_BYTES = 24 << 10  # of such parameters in a block
 BLOCK_BYTES = 47 << 10  # of these and of the results of its threads
-PIECE_BYTES = 352  # a block keeps those of its 128 threads in shared memory
+SEGMENT_BYTES = 352  # a block keeps those of its 128 threads in shared memory
 
 _STORED = {
     torch.float32: "float", torch.float64: "double", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16",

@@ -23,14 +23,14 @@ class ProductText:
     Args:
         products: what is computed.
         parameter_bytes: of shared memory in front of what products need.
-        piece_bytes: of shared memory for the results of a block's threads.
+        segment_bytes: of shared memory for the results of a block's threads.
     """
 
-    def __init__(self, products: EdgeProducts, parameter_bytes: int, piece_bytes: int):
+    def __init__(self, products: EdgeProducts, parameter_bytes: int, segment_bytes: int):
         self.products, self.writer = products, products.writer
         self.bytes = (parameter_bytes + 15) // 16 * 16
-        self.piece_bytes = piece_bytes
-        self.room = MOST_SHARED - piece_bytes
+        self.segment_bytes = segment_bytes
+        self.room = MOST_SHARED - segment_bytes
         self.constants: list[str] = []
         self.fills: list[str] = []
         self.members: list[str] = []
@@ -51,11 +51,11 @@ class ProductText:
 
     def write(self, output: Callable) -> None:
         """Writes the lines; ``output`` is not needed, since the last phase writes all results by edge."""
-        products, team = self.products, self.products.writer.tiles.team
+        products, sub_warp = self.products, self.products.writer.tiles.sub_warp
         slots = products.allocate()
         of_edge = WARPS * 4 * sum(slots)
         matrices = self.place_matrices(of_edge)
-        room = self.bytes + self.piece_bytes
+        room = self.bytes + self.segment_bytes
         if SM_BYTES // (room + 32 * of_edge) < min(3, SM_BYTES // (room + 16 * of_edge)):
             self.edges = 16
         at, starts = 0, []
@@ -65,15 +65,15 @@ class ProductText:
         self.floats = at
         every = [s.rows for s in products.staged.values()] + [p.rows for p in products.products.values()]
         self.constants += [f"{rows.name} = {starts[rows.slot]}" for rows in every]
-        of_team = self.edges * team // 32
+        of_sub_warp = self.edges * sub_warp // 32
         lines, finish = ["__syncwarp();"], {}
         for number, phase in enumerate(products.phases):
             if number == products.of_seldom:
                 lines.append("bool seldom = false;")
-            lines += self.phase(phase, [s for s in products.staged.values() if s.phase == number], of_team)
+            lines += self.phase(phase, [s for s in products.staged.values() if s.phase == number], of_sub_warp)
             if number == products.of_seldom:
                 multiply = [self.multiply(p, matrices[p]) for p in products.products.values() if p.seldom]
-                again = self.phase(products.seldom, products.anew, of_team)
+                again = self.phase(products.seldom, products.anew, of_sub_warp)
                 inner = ["__syncwarp();", *multiply, "__syncwarp();", *again]
                 lines += ["if (__any_sync(kFullWarp, seldom)) {", *(f"  {line}" for line in inner), "}"]
             outers = [o for o in products.outers.values() if o.step == 3 * number + 1]
@@ -99,18 +99,18 @@ class ProductText:
             lines.append("__syncwarp();")
         self.finish = [(finish[id(outer)], outer.total.columns) for outer in products.outers.values()]
         self.constants.append(f"kRowsOfWarp = {self.floats}")
-        self.members += [f"EdgesOfWindow<I, {team}> window;", "float* tile_rows; int place_ = 0;"]
+        self.members += [f"EdgesOfWindow<I, {sub_warp}> window;", "float* tile_rows; int place_ = 0;"]
         self.choose = [
-            f"if (b % {of_team} == 0) {{",
+            f"if (b % {of_sub_warp} == 0) {{",
             *(f"  {line}" for line in lines),
             "}",
-            f"place_ = threadIdx.x % 32 / {team} * {of_team} + b % {of_team};",
+            f"place_ = threadIdx.x % 32 / {sub_warp} * {of_sub_warp} + b % {of_sub_warp};",
         ]
         self.start = ["tile_rows = reinterpret_cast<float*>(shared + " + f"{self.bytes}) + threadIdx.x / 32 * "
                       "kRowsOfWarp;"]  # fmt: skip
         self.own = ["window.next(index, position, static_cast<const I*>(args.graph.indptr));"]
         indptr = "static_cast<const I*>(args.graph.indptr)"
-        self.begin = [f"window.start(own_row, position, last, {indptr}, this->template team<false>());"]
+        self.begin = [f"window.start(own_row, position, last, {indptr}, this->template sub_warp<false>());"]
         widest = max((padded(p.item.numel) for p in products.products.values()), default=0)
         self.least_registers = 84 + self.registers + widest // 2 * (self.edges // 16 if widest <= 64 else 1)
 
@@ -119,16 +119,16 @@ class ProductText:
         """Whether the warps of a block wait for each other."""
         return bool(self.products.outers)
 
-    def phase(self, phase: Phase, staged: list[Staged], of_team: int) -> list[str]:
+    def phase(self, phase: Phase, staged: list[Staged], of_sub_warp: int) -> list[str]:
         """The statements for the edges of a sub-warp, and what they leave in rows."""
-        team = self.products.writer.tiles.team
+        sub_warp = self.products.writer.tiles.sub_warp
         lanes = self.writer.lanes
-        inside = "" if team == lanes else "if (inside) "
-        ahead = max(n for n in (8, 4, 2, 1) if n <= of_team and (n == 1 or phase.words * n <= MOST_AHEAD))
+        inside = "" if sub_warp == lanes else "if (inside) "
+        ahead = max(n for n in (8, 4, 2, 1) if n <= of_sub_warp and (n == 1 or phase.words * n <= MOST_AHEAD))
         text = " ".join([*phase.lines, *phase.load, *(name for s in staged for name in s.names)])
 
         def given(name: str) -> str:
-            return f"__shfl_sync(kFullWarp, {name}, b + v + u, {team})"
+            return f"__shfl_sync(kFullWarp, {name}, b + v + u, {sub_warp})"
 
         loads, puts = [f"const int64_t near = near_[u] = {given('window.near')};"], []
         names = ["near_"]
@@ -156,9 +156,9 @@ class ProductText:
                     f"({rows.at('place_ + u')})[i] = stored<{kind}>(0.0f); }}"
                 )
         return [
-            f"for (int v = 0; v < {of_team}; v += {ahead}) {{",
+            f"for (int v = 0; v < {of_sub_warp}; v += {ahead}) {{",
             f"  constexpr int kBatch = {ahead}; constexpr bool kWhole = true;",
-            f"  place_ = threadIdx.x % 32 / {team} * {of_team} + v;",
+            f"  place_ = threadIdx.x % 32 / {sub_warp} * {of_sub_warp} + v;",
             f"  int64_t {', '.join(f'{name}[kBatch]' for name in names)};",
             *(f"  {array}" for array in phase.arrays),
             "#pragma unroll",

@@ -14,8 +14,8 @@ from .cuda_parts import (
     BLOCK_BYTES,
     EDGE,
     ONCE,
-    PIECE_BYTES,
     ROW,
+    SEGMENT_BYTES,
     STORE,
     State,
     Text,
@@ -138,7 +138,7 @@ class _Assembly:
         w, takes = self.w, self.w.lines[EDGE]
         for s in self.states:
             if id(s.fold) not in w.stage.online or w.stage.online[id(s.fold)].divisor is None:
-                w.done[id(s.fold)] = s.table, [f"piece.{s.name}[{i}]" for i in range(s.table.shape[1])]
+                w.done[id(s.fold)] = s.table, [f"segment.{s.name}[{i}]" for i in range(s.table.shape[1])]
         stores = []
         for state in self.states:
             stores += self.store(state)
@@ -150,7 +150,7 @@ class _Assembly:
         if len(takes) > MOST_LINES:
             raise NotLowered(f"an edge takes {len(takes)} statements")
         most_lines = 1000 if w.tiles.used else 480
-        most_edges = min(w.tiles.team // 2, 4) if w.edge_products.used else w.tiles.most_edges
+        most_edges = min(w.tiles.sub_warp // 2, 4) if w.edge_products.used else w.tiles.most_edges
         fits = [b for b in (4, 2, 1) if w.words * b <= 64 and len(takes) * b <= most_lines and b <= most_edges]
         batch = max(fits, default=1)
         if batch == 4 and w.tiles.used and w.tiles.most_edges >= 8 and w.words <= 4 and len(takes) * 8 <= most_lines:
@@ -182,7 +182,7 @@ class _Assembly:
             registers = int(0.9 * registers)
         shared = products.shared_bytes + THREADS * carry
         blocks = min(max(min(REGISTERS // (THREADS * registers), SM_BYTES // max(shared, 1)), 2), 8)
-        if carry > PIECE_BYTES:
+        if carry > SEGMENT_BYTES:
             raise NotLowered(f"a row's results of {carry} bytes in a lane")
         if w.shared_bytes and w.shared_bytes + THREADS * carry > BLOCK_BYTES:
             raise TooMuchShared("parameters beside results that shared memory has no room for")
@@ -201,7 +201,7 @@ class _Assembly:
         return state.table.shape[1] * (size + (12 if state.arg is not None else 0)) + 8
 
     def store(self, state: State) -> list[str]:
-        n, p = state.table.shape[1], f"piece.{state.name}"
+        n, p = state.table.shape[1], f"segment.{state.name}"
         fold = state.fold
         names = [f"{p}[{i}]" for i in range(n)]
         made = self.w.stage.online.get(id(fold))
@@ -236,7 +236,7 @@ class _Assembly:
     def code(self, stores: list[str], finish: list[str], batch: int, products: Union[TileText, ProductText]) -> str:
         w = self.w
         members = [f"{self.kind(s)} {s.name}[{s.table.shape[1]}];" for s in self.states]
-        pieces = list(members)
+        segments = list(members)
         begins, merges, pack, empty = [], [], [], []
         for s in self.states:
             n, k = s.table.shape[1], self.kind(s)
@@ -245,33 +245,36 @@ class _Assembly:
                 raise NotLowered("an extremum of integers")
             extra = [] if s.arg is None else [f"{w.argument_type} {s.name}at[{n}];", f"int {s.name}count[{n}];"]
             members += extra
-            pieces += extra
+            segments += extra
             names = [s.name] if s.arg is None else [s.name, f"{s.name}at", f"{s.name}count"]
             for i in range(n):
                 begins.append(f"{s.name}[{i}] = {start};")
-                empty.append(f"piece.{s.name}[{i}] = {'1' if s.fold.reduce == 'prod' else '0'};")
+                empty.append(f"segment.{s.name}[{i}] = {'1' if s.fold.reduce == 'prod' else '0'};")
                 if s.arg is not None:
                     begins.append(f"{s.name}at[{i}] = 0; {s.name}count[{i}] = 0;")
-                    empty.append(f"piece.{s.name}at[{i}] = 0; piece.{s.name}count[{i}] = 0;")
-                pack += [f"piece.{name}[{i}] = {name}[{i}];" for name in names]
+                    empty.append(f"segment.{s.name}at[{i}] = 0; segment.{s.name}count[{i}] = 0;")
+                pack += [f"segment.{name}[{i}] = {name}[{i}];" for name in names]
                 merges.append(self.merge(s, i))
         online = [s for s in self.states if s.top is not None]
         for top in {id(s.top): s.top for s in online}.values():
             n, k = top.table.shape[1], self.kind(top)
             factors = [f"{k} {top.name}a[{n}], {top.name}b[{n}];"]
+            name = top.name
             factors += [
-                f"both_exponentials(piece.{top.name}[{i}], later.{top.name}[{i}], {top.name}a[{i}], {top.name}b[{i}]);"
+                f"both_exponentials(segment.{name}[{i}], later.{name}[{i}], {name}a[{i}], {name}b[{i}]);"
                 for i in range(n)
             ]
             merges = factors + merges
-        keep = "if (inside) *place<Piece>(slot) = piece;" if pieces else ""  # without a result there is no workspace
-        if not pieces:
-            pieces = ["char none;"]
+        keep = (
+            "if (inside) *place<Segment>(slot) = segment;" if segments else ""
+        )  # without a result there is no workspace
+        if not segments:
+            segments = ["char none;"]
         ids = "int64_t id_[kBatch];" if w.uses_id else ""
         knows_id = w.uses_id or any(phase.uses_id for phase in w.edge_products.phases)
         loads = []
         if w.uses_id:
-            loads = ["id_[u] = __shfl_sync(kFullWarp, own_id, next + u, 1 << args.plan.team_log2);"]
+            loads = ["id_[u] = __shfl_sync(kFullWarp, own_id, next + u, 1 << args.plan.sub_warp_log2);"]
         own, begin = ["own_id = next_id;", "next_id = id(after(position));", "next = 0;"] if knows_id else [], ""
         if knows_id or products.begin:
             first = [*(["next_id = id(position);"] if knows_id else []), *products.begin]
@@ -294,8 +297,8 @@ template <class I>
 struct Walk : Lane<Args> {{
   static constexpr int kBatch = {batch}, kTotals = {totals}, kShared = {products.shared_bytes};{constants}
   static constexpr bool kCheapEnd = false, kInStep = {str(products.in_step).lower()};
-  struct Piece {{
-    {lines(pieces)}
+  struct Segment {{
+    {lines(segments)}
   }};
   {lines([*w.members, *products.members])}
   {lines(members)}
@@ -332,26 +335,26 @@ struct Walk : Lane<Args> {{
   }}
   __device__ __forceinline__ void take(int u, int64_t) {{ take_edge<false>(u); }}
   __device__ __forceinline__ void take_whole(int u, int64_t) {{ take_edge<true>(u); }}
-  __device__ __forceinline__ Piece piece(int64_t, int64_t) const {{
-    Piece piece;
+  __device__ __forceinline__ Segment segment(int64_t, int64_t) const {{
+    Segment segment;
     {lines(pack)}
-    return piece;
+    return segment;
   }}
-  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const {{
+  __device__ __forceinline__ void merge(Segment& segment, const Segment& later) const {{
     {lines(merges)}
   }}
-  __device__ __forceinline__ void store(int64_t row, const Piece& piece, bool empty = false) const {{
+  __device__ __forceinline__ void store(int64_t row, const Segment& segment, bool empty = false) const {{
     {lines([*w.lines[STORE], *stores])}
   }}
   __device__ __forceinline__ void store_empty(int64_t row) const {{
-    Piece piece;
+    Segment segment;
     {lines(empty)}
-    store(row, piece, true);
+    store(row, segment, true);
   }}
-  __device__ __forceinline__ void keep(int64_t slot, const Piece& piece) const {{
+  __device__ __forceinline__ void keep(int64_t slot, const Segment& segment) const {{
     {keep}
   }}
-  __device__ __forceinline__ Piece kept(int64_t slot) const {{ return *place<Piece>(slot); }}
+  __device__ __forceinline__ Segment kept(int64_t slot) const {{ return *place<Segment>(slot); }}
   __device__ __forceinline__ void finish() {{
     {lines(finish)}
   }}
@@ -365,7 +368,7 @@ struct Walk : Lane<Args> {{
 
     @staticmethod
     def merge(s: State, i: int) -> str:
-        a, b = f"piece.{s.name}", f"later.{s.name}"
+        a, b = f"segment.{s.name}", f"later.{s.name}"
         if s.top is not None:
             c = s.first[i]
             return f"{a}[{i}] = {a}[{i}] * {s.top.name}a[{c}] + {b}[{i}] * {s.top.name}b[{c}];"

@@ -66,7 +66,7 @@ class TileText:
     @property
     def inside(self) -> str:
         """The condition that a lane has values of the row."""
-        return "" if self.tiles.team == self.writer.lanes else "if (inside) "
+        return "" if self.tiles.sub_warp == self.writer.lanes else "if (inside) "
 
     def place(self, rows: Rows) -> None:
         self.constants.append(f"{rows.name} = {self.floats}")
@@ -74,7 +74,7 @@ class TileText:
 
     def opening(self) -> None:
         """The products of features, in front of the first batch of a tile."""
-        team = self.tiles.team
+        sub_warp = self.tiles.sub_warp
         lines, loads = [], []
         for each in self.tiles.features:
             kind = stored_type(each.operand.dtype)
@@ -102,9 +102,9 @@ class TileText:
             *loads,
             "__syncwarp();",
         ]
-        self.members += [f"TileOfWarp<{team}> tile;", "float* tile_rows; int place_ = 0;"]
+        self.members += [f"TileOfWarp<{sub_warp}> tile;", "float* tile_rows; int place_ = 0;"]
         self.choose = [
-            f"if (b % {team // 2} == 0) {{",
+            f"if (b % {sub_warp // 2} == 0) {{",
             *(f"  {line}" for line in lines),
             "}",
             "place_ = tile.place(b);",
@@ -113,7 +113,7 @@ class TileText:
 
     def closing(self, output: Callable) -> None:
         """The products of what lanes have computed, behind the last batch of a tile."""
-        tiles, half = self.tiles, self.tiles.team // 2
+        tiles, half = self.tiles, self.tiles.sub_warp // 2
         lines = ["tile.count += count;", f"if ((b + kBatch) % {half} != 0 && !last) return;"]
         lines.append(f"if (!__all_sync(kFullWarp, tile.count == {half})) {{")
         for key, (rows, names, _) in tiles.staged.items():

@@ -158,14 +158,14 @@ class Tiles:
         self.staged: dict[int, tuple[Rows, list[str], Item]] = {}  # by the id of the item
 
     @property
-    def team(self) -> int:
+    def sub_warp(self) -> int:
         """The lanes of a sub-warp."""
         return max(4, 1 << (self.writer.lanes - 1).bit_length())
 
     @property
     def most_edges(self) -> int:
         """The most edges of a sub-warp that may be in flight: a tile's, if there are tiles."""
-        return self.team // 2 if self.used else 4
+        return self.sub_warp // 2 if self.used else 4
 
     @property
     def used(self) -> bool:

@@ -28,7 +28,7 @@ from .rules import space_of
 from .schedule import Walk
 from .spaces import Sizes
 
-THREADS, SLOTS_OF_BLOCK = 128, 4  # as in core_cuda/common/fold.h and partition.h
+THREADS, SLOTS_OF_BLOCK = 128, 4  # as in core_cuda/common/segment_reduce.h and partition.h
 MOST_REGISTERS = 220  # of a thread, about: with more, two passes take less time than one
 # Sums over all edges beside anything else: with more, too few blocks fit on an SM to hide how long a gather takes.
 MOST_JOINT_SUMS = 512
@@ -49,7 +49,7 @@ class Pass:
         self.kernels = {
             wide: (
                 f"{_SPACE}walk_kernel<{own}Walk<{index}>, {index}, {own}Args, {self.text.blocks}>",
-                f"edgeless::cuda::merge_fold_kernel<{own}Walk<{index}>, {index}, {own}Args>",
+                f"edgeless::cuda::merge_reduced_kernel<{own}Walk<{index}>, {index}, {own}Args>",
             )
             for wide, index in ((False, "int32_t"), (True, "int64_t"))
         }

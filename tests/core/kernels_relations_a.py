@@ -14,7 +14,7 @@ KERNELS = [
     Kernel("relational/cuda/any_product.cuh", f"{RELATIONAL}::any_product::add_chunks_kernel<double>"),
     Kernel("relational/cuda/any_product.cuh", f"{RELATIONAL}::any_product::outer_kernel<__nv_bfloat16>"),
     Kernel("relational/cuda/any_product.cuh", f"{RELATIONAL}::any_product::product_kernel<float>"),
-    Kernel("relational/cuda/few_pieces.cuh", f"{RELATIONAL}::few_pieces_kernel<int64_t>"),
+    Kernel("relational/cuda/few_segments.cuh", f"{RELATIONAL}::few_segments_kernel<int64_t>"),
     Kernel("relational/cuda/hub_sums.cuh", f"{RELATIONAL}::hub_sums_kernel<__half>"),
     Kernel("relational/cuda/outer.cuh", f"{RELATIONAL}::outer::outer_kernel<float>"),
     Kernel("relational/cuda/own_gradients.cuh", f"{RELATIONAL}::own_gradients::own_gradients_kernel<__half, 128>"),

@@ -6,10 +6,10 @@ CUDA = "edgeless::cuda"
 SPMM = f"{CUDA}::spmm"
 WSB = f"{CUDA}::wsb"
 REDUCTION = f"{CUDA}::reduction"
-SUM_FOLD = f"{SPMM}::SumFold<float, int32_t, 4, {SPMM}::Weighing::by_head, 4>"
-BEST_FOLD = f"{REDUCTION}::BestFold<float, int32_t, false, true>"
-GATHER_FOLD = f"{REDUCTION}::GatherGradFold<float, uint16_t, true, 4>"
-MERGE = f"{CUDA}::merge_fold_kernel"
+SUM_FOLD = f"{SPMM}::SumReducer<float, int32_t, 4, {SPMM}::Weighing::by_head, 4>"
+BEST_FOLD = f"{REDUCTION}::BestReducer<float, int32_t, false, true>"
+GATHER_FOLD = f"{REDUCTION}::GatherGradReducer<float, uint16_t, true, 4>"
+MERGE = f"{CUDA}::merge_reduced_kernel"
 
 KERNELS = [
     Kernel("attention/cuda/edge_product_tiles.cuh", f"{CUDA}::edge_tiles_kernel<float, 16, true>"),
@@ -49,7 +49,7 @@ KERNELS = [
     Kernel("pair_attention/cuda/rows.cuh", f"{CUDA}::prepare_kernel"),
     Kernel("pair_attention/cuda/rows.cuh", f"{CUDA}::sum_shares_kernel<__half>"),
     Kernel("pair_attention/cuda/walks.cuh", f"{CUDA}::prepare_walks_kernel<int32_t>"),
-    Kernel("pair_attention/cuda/walks.cuh", f"{CUDA}::walk_pieces_kernel<int64_t>"),
+    Kernel("pair_attention/cuda/walks.cuh", f"{CUDA}::walk_segments_kernel<int64_t>"),
     Kernel("reduction/cuda/extremum.cuh", f"{MERGE}<{BEST_FOLD}, int32_t, {REDUCTION}::ReduceArgs>"),
     Kernel("reduction/cuda/extremum.cuh", f"{REDUCTION}::reduce_kernel<__half, int32_t, true, true>"),
     Kernel("reduction/cuda/gather_grad.cuh", f"{MERGE}<{GATHER_FOLD}, int32_t, {REDUCTION}::GatherArgs>"),

@@ -11,7 +11,7 @@ from edgeless.plan.steps import DEVICES, dtype_name, extremum_steps, spmm_step
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ARXIV = {"num_src": 169_343, "num_dst": 169_343, "num_edges": 1_166_243}
 TWITCH = {"num_src": 168_114, "num_dst": 168_114, "num_edges": 13_595_114}
-WEIGHTS = ("none", "by_id", "in_order", "of_pieces")
+WEIGHTS = ("none", "by_id", "in_order", "of_segments")
 
 
 def sums():
@@ -40,14 +40,14 @@ def relations():
     """The fused kernels of segments and of rows, for many and for few of them."""
     sizes = itertools.product(DTYPES[:3], WEIGHTS, (32, 64, 128), (1, 100), (False, True))
     for dtype, weights, width, scale, backward in sizes:
-        yield of(_C.pieces_plan(
-            backward=backward, dtype=dtype_name(dtype), weights=weights, edges=6_000 * scale, pieces=4_600 * scale,
+        yield of(_C.segments_plan(
+            backward=backward, dtype=dtype_name(dtype), weights=weights, edges=6_000 * scale, segments=4_600 * scale,
             tiles=80 * scale, types=50, in_width=width, out_width=width, multiprocessors=132,
         ))  # fmt: skip
     for dtype, width, rows, transposed in itertools.product(DTYPES[:3], (32, 64, 128), (900, 90_000), (False, True)):
         for device in DEVICES.values():
             yield of(_C.rows_plan(
-                dtype=dtype_name(dtype), pieces=3 * rows, rows=rows, tiles=rows // 20, own_width=width, width=width,
+                dtype=dtype_name(dtype), segments=3 * rows, rows=rows, tiles=rows // 20, own_width=width, width=width,
                 transposed=transposed, multiprocessors=132, capability=device.capability,
                 shared_bytes=device.shared_bytes,
             ))  # fmt: skip

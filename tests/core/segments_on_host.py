@@ -35,7 +35,7 @@ _REPLACED = {
             "on_host::copy(to, from, there);",
         ),
     ],
-    f"{_R}/short_pieces.cuh": [(_DYNAMIC[0], "uint4* const two_weights = on_host::dynamic;")],
+    f"{_R}/short_segments.cuh": [(_DYNAMIC[0], "uint4* const two_weights = on_host::dynamic;")],
     f"{_R}/short_gradients.cuh": [(_DYNAMIC[1], "float4* const memory = reinterpret_cast<float4*>(on_host::dynamic);")],
     f"{_R}/short_rows.cuh": [("__shared__ alignas(16) float bias", "alignas(16) __shared__ float bias")],
 }
@@ -43,18 +43,18 @@ _SOURCE = """
 #include "on_host.h"
 #include "segments_on_host.h"
 #include "relational/cuda/short_gradients.cuh"
-#include "relational/cuda/short_pieces.cuh"
+#include "relational/cuda/short_segments.cuh"
 #include "relational/cuda/short_rows.cuh"
 
 namespace edgeless::cuda::relational {
 
 struct Products {
-  PieceProductsArgs args;
+  SegmentProductsArgs args;
   ShortScratch scratch;
   int chunks;
 };
 struct Gradients {
-  PieceGradientsArgs args;
+  SegmentGradientsArgs args;
   uint4* parts;
 };
 void prepare_products(Products c) { prepare_products_kernel<WIDTH>(c.args, c.scratch, c.chunks); }
@@ -70,16 +70,16 @@ void launch(void (*kernel)(Args), const Args& args, unsigned blocks, unsigned th
 }
 
 // Blocks: how many take the chunks of products from their queue, or loop over the rows.
-extern "C" void run_products(const PieceProductsArgs* args, void* memory, int blocks) {
-  const int chunks = num_tiles(args->pieces.count, args->pieces.types, args->share);
-  const Products call{*args, short_scratch(memory, args->pieces.types, WIDTH, chunks), chunks};
-  launch(prepare_products, call, args->pieces.types + chunks / kPartThreads + 1, kPartThreads);
+extern "C" void run_products(const SegmentProductsArgs* args, void* memory, int blocks) {
+  const int chunks = num_tiles(args->segments.count, args->segments.types, args->share);
+  const Products call{*args, short_scratch(memory, args->segments.types, WIDTH, chunks), chunks};
+  launch(prepare_products, call, args->segments.types + chunks / kPartThreads + 1, kPartThreads);
   launch(products, call, min(blocks, chunks), ShortProducts::kThreads, short_products_bytes(WIDTH));
 }
-extern "C" void run_gradients(const PieceGradientsArgs* args, void* memory, int) {
-  const int chunks = num_tiles(args->pieces.count, args->pieces.types, args->share);
+extern "C" void run_gradients(const SegmentGradientsArgs* args, void* memory, int) {
+  const int chunks = num_tiles(args->segments.count, args->segments.types, args->share);
   const Gradients call{*args, static_cast<uint4*>(memory)};
-  if (args->out) launch(prepare_gradients, call, args->pieces.types, kPartThreads);
+  if (args->out) launch(prepare_gradients, call, args->segments.types, kPartThreads);
   launch(gradients, call, chunks, ShortGradients::kThreads, kShortGradientsBytes);
 }
 extern "C" void run_rows(const RowSumsArgs* args, int blocks) { launch(rows, *args, blocks, ShortRows::kThreads); }
@@ -88,8 +88,8 @@ extern "C" void run_rows(const RowSumsArgs* args, int blocks) { launch(rows, *ar
 """
 
 
-class Pieces(ctypes.Structure):
-    """``PieceTiles`` of core_cuda/relational/cuda/piece_tiles.h."""
+class Segments(ctypes.Structure):
+    """``SegmentTiles`` of core_cuda/relational/cuda/segment_tiles.h."""
 
     _fields_ = [
         ("type_tiles", ctypes.c_void_p), ("tiles", ctypes.c_void_p), ("count", ctypes.c_int64), ("types", ctypes.c_int),
@@ -100,8 +100,8 @@ class Pieces(ctypes.Structure):
 class Neighbors(ctypes.Structure):
     _fields_ = [
         ("indices", ctypes.c_void_p), ("weights", ctypes.c_void_p), ("ids", ctypes.c_void_p), ("rows", ctypes.c_void_p),
-        ("row_bytes", ctypes.c_uint32), ("vectors", ctypes.c_int), ("team_log2", ctypes.c_int),
-        ("of_pieces", ctypes.c_void_p),
+        ("row_bytes", ctypes.c_uint32), ("vectors", ctypes.c_int), ("sub_warp_log2", ctypes.c_int),
+        ("of_segments", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -114,22 +114,22 @@ class Rows(ctypes.Structure):
 
 
 class ProductsArgs(ctypes.Structure):
-    """``PieceProductsArgs``."""
+    """``SegmentProductsArgs``."""
 
     _fields_ = [
-        ("pieces", Pieces), ("neighbors", Neighbors), ("weight", Rows), ("weight_type", ctypes.c_int64),
+        ("segments", Segments), ("neighbors", Neighbors), ("weight", Rows), ("weight_type", ctypes.c_int64),
         ("out", ctypes.c_void_p), ("in_width", ctypes.c_int), ("out_width", ctypes.c_int), ("share", ctypes.c_int),
         ("few", ctypes.c_bool),
     ]  # fmt: skip
 
 
 class GradientsArgs(ctypes.Structure):
-    """``PieceGradientsArgs``."""
+    """``SegmentGradientsArgs``."""
 
     _fields_ = [
-        ("pieces", Pieces), ("neighbors", Neighbors), ("weight", Rows), ("x", Rows), ("weight_type", ctypes.c_int64),
-        ("out", ctypes.c_void_p), ("partial", ctypes.c_void_p), ("in_width", ctypes.c_int), ("out_width", ctypes.c_int),
-        ("share", ctypes.c_int), ("few", ctypes.c_bool),
+        ("segments", Segments), ("neighbors", Neighbors), ("weight", Rows), ("x", Rows),
+        ("weight_type", ctypes.c_int64), ("out", ctypes.c_void_p), ("partial", ctypes.c_void_p),
+        ("in_width", ctypes.c_int), ("out_width", ctypes.c_int), ("share", ctypes.c_int), ("few", ctypes.c_bool),
     ]  # fmt: skip
 
 
@@ -143,12 +143,12 @@ class RowSumsArgs(ctypes.Structure):
     ]  # fmt: skip
 
 
-def neighbors(rows: Tensor, indices: Tensor, weights=None, ids=None, of_pieces=None) -> Neighbors:
+def neighbors(rows: Tensor, indices: Tensor, weights=None, ids=None, of_segments=None) -> Neighbors:
     size = rows.element_size()
     of = (None if t is None else t.data_ptr() for t in (weights, ids))
     return Neighbors(
         indices.data_ptr(), *of, rows.data_ptr(), rows.stride(0) * size, rows.size(1) * size // 16, 2,
-        None if of_pieces is None else of_pieces.data_ptr(),
+        None if of_segments is None else of_segments.data_ptr(),
     )  # fmt: skip
 
 

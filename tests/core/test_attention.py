@@ -578,7 +578,7 @@ def test_hubs_over_many_blocks(score, options):
 
 
 def rows_of_many_lengths():
-    """Hubs that end soon after the cut of a block, by chance: what is left of them may not fill the block's teams."""
+    """Hubs that end soon after the cut of a block, by chance: what is left may not fill the block's sub-warps."""
     gen = torch.Generator().manual_seed(4)
     degrees = torch.randint(0, 3000, (200,), generator=gen)
     dst = torch.arange(200).repeat_interleave(degrees)

@@ -208,7 +208,7 @@ def test_engines_whose_sums_wait_for_the_gpu():
     cases = [(name, dtype) for name in engines.ENGINES for dtype in (*floats, torch.bfloat16)]
     waiting = [case for case in cases if engines.waits_for_gpu(*case)]
     assert waiting == [("cusparse", dtype) for dtype in floats]
-    assert not engines.waits_for_gpu("pieces", torch.float32)
+    assert not engines.waits_for_gpu("segments", torch.float32)
 
 
 def test_what_edges_must_share_falls_where_l2_keeps_no_rows():

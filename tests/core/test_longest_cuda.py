@@ -1,4 +1,4 @@
-"""The longest rows of a graph, once they are known: nothing changes but that nobody looks for pieces to merge."""
+"""The longest rows of a graph, once they are known: nothing changes but that nobody looks for segments to merge."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ NAMES = [*SCORES, "none", "both", "min", "max"]
 
 
 def flat_graph():
-    """Both directions have rows of 0 to 40 edges, too few to be cut, and more edges than fit one piece."""
+    """Both directions have rows of 0 to 40 edges, too few to be cut, and more edges than fit one segment."""
     gen = torch.Generator().manual_seed(0)
     return Graph.from_edge_index(torch.randint(0, 2000, (2, 40_000), generator=gen), 2000, 2000).to("cuda")
 

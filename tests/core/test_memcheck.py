@@ -1,6 +1,6 @@
 """Kernels under compute-sanitizer: what they read and write lies within what was allocated.
 
-Hubs leave pieces of rows in scratch memory, whose size is worked out apart from the kernels that write there. Writes
+Hubs leave segments of rows in scratch memory, whose size is worked out apart from the kernels that write there. Writes
 beyond it land in PyTorch's cache of freed memory and are seen by chance at best, hence the tool, and each tensor in
 an allocation of its own. Only the kernels of edgeless are looked at: PyTorch's own of 16 bits add to whole words.
 """

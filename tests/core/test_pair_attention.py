@@ -71,7 +71,7 @@ def by_walks(graph, x, weight, query, key, bias, grad):
     """The same, step by step as the kernels do it, from the arrays that they walk."""
     arrays = [t.long().cpu() for t in walks(graph).arrays]
     offsets, pair_nodes = arrays[:2]
-    dst_ptr, pairs, dst_pieces, pair_ptr, dsts, src_pieces = arrays[2:8]
+    dst_ptr, pairs, dst_segments, pair_ptr, dsts, src_segments = arrays[2:8]
     type_ptr, types, node_ptr, nodes, ids, edge_ptr, positions, sums_ptr, columns, places = arrays[8:]
 
     def owners(ptr):
@@ -85,14 +85,14 @@ def by_walks(graph, x, weight, query, key, bias, grad):
     vectors = weight @ query.squeeze(1)
     queries = (x[owners(type_ptr)] * vectors[types]).sum(1)
     leaky = torch.nn.functional.leaky_relu
-    logits = leaky(queries[dst_pieces] + values[pairs] @ key.squeeze(1), SLOPE)
+    logits = leaky(queries[dst_segments] + values[pairs] @ key.squeeze(1), SLOPE)
     shift = torch.log(summed(dst_ptr, logits.exp()))
     out = summed(dst_ptr, (logits - shift[owners(dst_ptr)]).exp().unsqueeze(1) * values[pairs])
     out = out if bias is None else out + bias
 
     deltas = (grad * (out if bias is None else out - bias)).sum(1)
     source = owners(pair_ptr)
-    z = queries[src_pieces] + values[source] @ key.squeeze(1)
+    z = queries[src_segments] + values[source] @ key.squeeze(1)
     p = (leaky(z, SLOPE) - shift[dsts]).exp()
     ds = p * ((grad[dsts] * values[source]).sum(1) - deltas[dsts]) * (1 - (1 - SLOPE) * (z <= 0).double())
     of_pairs = summed(pair_ptr, ds)
@@ -126,23 +126,23 @@ def plain_walks(graph):
 
     order = rows.argsort(stable=True)
     types = numbers(graph.num_types).repeat_interleave(type_ptr.diff())[order]
-    piece_ptr, lengths = pointers(torch.bincount(rows, minlength=graph.num_dst)), ptr.diff()[order]
-    edge_ptr, piece_of_position = pointers(lengths), numbers(order.numel()).repeat_interleave(lengths)
+    segment_ptr, lengths = pointers(torch.bincount(rows, minlength=graph.num_dst)), ptr.diff()[order]
+    edge_ptr, segment_of_position = pointers(lengths), numbers(order.numel()).repeat_interleave(lengths)
     ids = ids[(ptr[:-1][order] - edge_ptr[:-1]).repeat_interleave(lengths) + numbers(num_edges)]
-    piece_of_edge = torch.empty_like(ids).scatter_(0, ids, piece_of_position)
-    at_pair = numbers(num_pairs) + piece_ptr[sources[of_nodes[1]]]
-    at_piece = numbers(order.numel()) + of_nodes[0][rows[order] + 1]
-    place = torch.cat((at_pair, at_piece))
+    segment_of_edge = torch.empty_like(ids).scatter_(0, ids, segment_of_position)
+    at_pair = numbers(num_pairs) + segment_ptr[sources[of_nodes[1]]]
+    at_segment = numbers(order.numel()) + of_nodes[0][rows[order] + 1]
+    place = torch.cat((at_pair, at_segment))
     columns = torch.cat((of_nodes[1], types + num_pairs))
     weights = torch.cat((of_nodes[1], numbers(order.numel()) + num_pairs))
     return [
         pointers(torch.bincount(pairs.edge_type, minlength=graph.num_types)), sources,
-        csr[0], graph.pair_of_edge().long()[ids], piece_of_position,
-        csc[0], csc[1], piece_of_edge[csc[2]],
-        piece_ptr, types,
+        csr[0], graph.pair_of_edge().long()[ids], segment_of_position,
+        csc[0], csc[1], segment_of_edge[csc[2]],
+        segment_ptr, types,
         type_ptr, rows, inverse(order),
         edge_ptr, inverse(csc[2])[ids],
-        of_nodes[0] + piece_ptr, *(torch.empty_like(t).scatter_(0, place, t) for t in (columns, weights)),
+        of_nodes[0] + segment_ptr, *(torch.empty_like(t).scatter_(0, place, t) for t in (columns, weights)),
     ]  # fmt: skip
 
 
@@ -190,13 +190,13 @@ def test_opcheck_of_walks(device):
 @pytest.mark.parametrize("changed,message", [
     ({1: [torch.zeros(6).int()]}, "pair_walks: by_pair must hold 2 tensors, got 1"),
     ({4: []}, "pair_walks: by_node must hold 2 tensors, got 0"),
-    ({5: [torch.zeros(2).int()] * 3}, "pair_walks: pieces must hold 4 tensors, got 3"),
-    ({6: torch.zeros(9).int()}, r"pair_walks: piece_ptr must have shape \[4\], got \[9\]"),
+    ({5: [torch.zeros(2).int()] * 3}, "pair_walks: segments must hold 4 tensors, got 3"),
+    ({6: torch.zeros(9).int()}, r"pair_walks: segment_ptr must have shape \[4\], got \[9\]"),
     ({7: torch.zeros(5).long()}, "pair_walks: order must be Int, got Long"),
     ({0: torch.zeros(4)}, "pair_walks: indptr must be int32 or int64, got Float"),
 ])  # fmt: skip
 def test_bad_walks_are_named(changed, message):
-    """Of five edges, pairs and pieces and three nodes."""
+    """Of five edges, pairs and segments and three nodes."""
     five, ends, nodes = torch.arange(5).int(), torch.arange(6).int(), torch.tensor([0, 2, 4, 5]).int()
     types = torch.tensor([0, 5]).int()
     args = [nodes, [ends, five], five % 3, five, [nodes, five], [types, five % 3, ends, five], nodes, five]

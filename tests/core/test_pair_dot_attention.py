@@ -103,7 +103,7 @@ def test_large_ones_take_half_the_memory(device):  # noqa: F811
     weights = [torch.randn(types, 1, width, width) for _ in range(2)]
     given = (q, k, v, *weights, torch.randn(types, 1))
     both = 2 * graph.compact.edges.num_src * width * 4
-    assert _C.turns_pay(both)
+    assert _C.one_buffer_pays(both)
 
     def peak(run):
         run()

@@ -60,16 +60,16 @@ def test_a_kernel_holds_the_row_and_has_the_options_of_the_call(device, score, d
 def test_few_rows_of_one_vector_have_an_edge_for_each_lane(score, pass_):
     """Where a lane for each row would leave most lanes without one: 132 multiprocessors hold 135,168 rows at a time."""
 
-    def team(rows, degree, **given):
+    def sub_warp(rows, degree, **given):
         sizes = {"num_rows": rows, "num_edges": rows * degree, "num_gathered": rows, "max_degree": degree}
         plan = attention_plan(score=score, pass_=pass_, **{"key_dim": 4, "value_dim": 4, **sizes, **given})
         return plan["lanes"], plan["edges_of_lane"]
 
-    assert team(50_000, 11) == team(200_000, 64) == team(50_000, 11, dtype="bfloat16") == (4, 1)
-    halves = team(50_000, 11, dtype="bfloat16", key_dim=8, value_dim=8)
+    assert sub_warp(50_000, 11) == sub_warp(200_000, 64) == sub_warp(50_000, 11, dtype="bfloat16") == (4, 1)
+    halves = sub_warp(50_000, 11, dtype="bfloat16", key_dim=8, value_dim=8)
     assert halves == ((4, 1) if score == "gat" else (1, 4))  # others have more to do for eight numbers
-    assert team(150_000, 11) == team(50_000, 11, heads=2) == team(300_000, 64) == (1, 4)
-    assert team(50_000, 11, key_dim=8, value_dim=8) == (2, 4)
+    assert sub_warp(150_000, 11) == sub_warp(50_000, 11, heads=2) == sub_warp(300_000, 64) == (1, 4)
+    assert sub_warp(50_000, 11, key_dim=8, value_dim=8) == (2, 4)
 
 
 @pytest.mark.parametrize("score", _C.SCORES)
@@ -212,20 +212,20 @@ def test_batches_of_edges_follow_the_mean_degree():
     [("bfloat16", 4, 1), ("bfloat16", 8, 1), ("bfloat16", 16, 2), ("float32", 4, 1), ("float32", 8, 2)],
 )
 def test_narrow_heads_have_narrow_teams_with_options_too(dtype, dim, lanes):
-    """A team of four lanes would leave half of them or more without a part of the row."""
+    """A sub-warp of four lanes would leave half of them or more without a part of the row."""
 
-    def team(heads, **given):
+    def sub_warp(heads, **given):
         sizes = {"num_rows": 10**6, "num_edges": 10**7, "num_gathered": 10**6, "key_dim": dim, "value_dim": dim}
         plan = attention_plan(**{**sizes, "dtype": dtype, "heads": heads, "arrays": True, **given})
         assert plan["kernel"] != "tensor cores"
         return plan["lanes"], plan["edges"]
 
     for score, pass_ in itertools.product(_C.SCORES, PASSES):
-        assert team(8, score=score, pass_=pass_) == (lanes, 4)
-    assert team(8, score="gatv2", edge_dim=8) == (lanes, 4)
-    # With one head as many rows end in a warp as it has teams.
-    assert team(1) == team(1, pass_="by_dst", num_edges=2 * 10**6) == (4, 4)
-    assert team(1, pass_="by_dst") == team(1, score="gatv2") == (lanes, 4)
+        assert sub_warp(8, score=score, pass_=pass_) == (lanes, 4)
+    assert sub_warp(8, score="gatv2", edge_dim=8) == (lanes, 4)
+    # With one head as many rows end in a warp as it has sub-warps.
+    assert sub_warp(1) == sub_warp(1, pass_="by_dst", num_edges=2 * 10**6) == (4, 4)
+    assert sub_warp(1, pass_="by_dst") == sub_warp(1, score="gatv2") == (lanes, 4)
 
 
 @pytest.mark.parametrize("pass_", PASSES)
@@ -344,9 +344,9 @@ def test_blocks_of_sums_begin_once_where_a_small_graph_has_long_rows(device, num
 
     def blocks(rows, edges, number_bytes, gathered=0):  # of rows and edges as above
         rows, edges = (found.multiprocessors * n // 132 for n in (rows, edges))
-        plan = _C.fold_plan(
+        plan = _C.reduce_plan(
             vectors=16, vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=gathered or rows, max_degree=-1,
-            carry_bytes=256, carry_budget=1 << 20, narrow_teams=False, number_bytes=number_bytes, weighed=weighed,
+            carry_bytes=256, carry_budget=1 << 20, narrow_sub_warps=False, number_bytes=number_bytes, weighed=weighed,
             wide_index=False, multiprocessors=found.multiprocessors, l2_bytes=found.l2_bytes,
         )  # fmt: skip
         return plan["blocks"] / found.multiprocessors
@@ -359,7 +359,7 @@ def test_blocks_of_sums_begin_once_where_a_small_graph_has_long_rows(device, num
 
 
 @pytest.mark.parametrize("max_degree,merges", [(-1, True), (40, False), (10**6, True)])
-def test_pieces_are_merged_where_a_row_may_be_cut(max_degree, merges):
+def test_segments_are_merged_where_a_row_may_be_cut(max_degree, merges):
     assert attention_plan(num_edges=10**7, max_degree=max_degree)["merges"] is merges
 
 
@@ -443,28 +443,28 @@ def test_the_current_device():
         assert dataclasses.replace(found, name="H200") == DEVICES["h200"]
 
 
-def test_sums_over_relations_say_their_pieces():
+def test_sums_over_relations_say_their_segments():
     edge_index = torch.stack((torch.arange(60) % 20, torch.arange(60) % 7))
     graph = edgeless.TypedGraph.from_edge_index(edge_index, torch.arange(60) % 3, 3, 20, 20)
     x, weight = torch.randn(20, 8, requires_grad=True), torch.randn(3, 8, 4, requires_grad=True)
     steps = record(lambda: functional.relational_sum(graph, x, weight), [x, weight])
     assert [step.step for step in steps] == ["forward", "of features", "of weights"]
-    pieces = int(graph.by_dst[0][-1])
-    assert f"{pieces} pieces of 3 types" in table(steps)
-    assert steps[0].bytes == 60 * (32 + 4) + 2 * pieces * 4 + 20 * 4 * 4 + weight.numel() * 4
+    segments = int(graph.by_dst[0][-1])
+    assert f"{segments} segments of 3 types" in table(steps)
+    assert steps[0].bytes == 60 * (32 + 4) + 2 * segments * 4 + 20 * 4 * 4 + weight.numel() * 4
 
 
-@pytest.mark.parametrize("edges,pieces,tiles,pays", [
+@pytest.mark.parametrize("edges,segments,tiles,pays", [
     (620_000, 462_491, 7_980, True),  # fb15k
     (5_668_682, 3_215_396, 54_000, True),  # am
     (4_800_000, 810_081, 19_600, True),  # biokg
     (148_100, 84_144, 1_350, False),  # mutag: too few for all warps
     (672_884, 223_312, 4_300, False),  # bgs
-    (21_000_000, 1_458_334, 56_700, False),  # mag: 14 edges a piece
+    (21_000_000, 1_458_334, 56_700, False),  # mag: 14 edges a segment
 ])  # fmt: skip
-def test_pieces_that_a_warp_sums_by_itself(edges, pieces, tiles, pays):
-    assert _C.short_pieces_pay(edges, pieces, tiles, 64) is pays
-    assert not _C.short_pieces_pay(edges, pieces, tiles, 68)
+def test_segments_that_a_warp_sums_by_itself(edges, segments, tiles, pays):
+    assert _C.short_segments_pay(edges, segments, tiles, 64) is pays
+    assert not _C.short_segments_pay(edges, segments, tiles, 68)
 
 
 @pytest.mark.parametrize("added,rows,pays,of_halves", [
@@ -487,17 +487,17 @@ def test_rows_that_a_warp_adds_up_by_itself(added, rows, pays, of_halves):
     (64, 64, True), (16, 64, True), (64, 20, True), (36, 36, True),
     (64, 16, False), (32, 32, False), (68, 64, False), (64, 68, False),
 ])  # fmt: skip
-def test_gradients_of_pieces_that_a_warp_sums_by_itself(in_width, out_width, pays):
+def test_gradients_of_segments_that_a_warp_sums_by_itself(in_width, out_width, pays):
     assert _C.short_gradients_pay(in_width, out_width) is pays
 
 
-@pytest.mark.parametrize("edges,pieces,tiles,dtype,width,by_warps", [
+@pytest.mark.parametrize("edges,segments,tiles,dtype,width,by_warps", [
     (520_000, 450_000, 7500, torch.float32, 64, True),
     (520_000, 450_000, 7500, torch.float32, 68, False),
     (520_000, 450_000, 7500, torch.bfloat16, 64, False),
     (5000, 4900, 100, torch.float32, 64, False),
 ])  # fmt: skip
-def test_the_plan_says_that_a_warp_sums_pieces_by_itself(edges, pieces, tiles, dtype, width, by_warps, monkeypatch):
+def test_the_plan_says_that_a_warp_sums_segments_by_itself(edges, segments, tiles, dtype, width, by_warps, monkeypatch):
     from edgeless.plan import recording as plan_recording
 
     monkeypatch.setattr(plan_recording.Device, "of", lambda _: DEVICES["h200"])
@@ -505,11 +505,11 @@ def test_the_plan_says_that_a_warp_sums_pieces_by_itself(edges, pieces, tiles, d
     def ids(count):
         return torch.empty(count, dtype=torch.int32, device="meta")
 
-    sizes = (41, pieces, pieces + 1, edges, edges, pieces + 1001, 41, tiles + 1, 20, 0, 0)
+    sizes = (41, segments, segments + 1, edges, edges, segments + 1001, 41, tiles + 1, 20, 0, 0)
     x, weight = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((1000, width), (40, width, 64)))
     args = {"x": x, "weight": weight, "by_dst": list(map(ids, sizes)), "num_dst": 1000}
     (step,) = plan_recording._steps_of("relational_sum", args)
-    assert ("sixteen pieces a warp" in step.kernel) is by_warps
+    assert ("sixteen segments a warp" in step.kernel) is by_warps
 
 
 @pytest.mark.parametrize("dtype,width,by_warps", [
@@ -525,7 +525,7 @@ def test_the_plan_says_so_of_gradients(dtype, width, by_warps, monkeypatch):
     args = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
     steps = plan_recording._steps_of("relational_sum_backward", {**args, "by_src": by_src, "needs": [True, True]})
     assert [step.step for step in steps] == ["of features", "of weights"]
-    assert all(("sixteen pieces a warp" in step.kernel) is by_warps for step in steps)
+    assert all(("sixteen segments a warp" in step.kernel) is by_warps for step in steps)
 
 
 @pytest.mark.parametrize(
@@ -536,13 +536,13 @@ def test_the_plan_says_that_a_warp_adds_up_rows(rows, root, by_warps, monkeypatc
 
     monkeypatch.setattr(plan_recording.Device, "of", lambda _: DEVICES["h200"])
     sizes = (41, 4900, 4901, 5000, 5000, 5901, 41, 101, 20, 0, 0)
-    pieces = [torch.empty(size, dtype=torch.int32, device="meta") for size in sizes]
+    segments = [torch.empty(size, dtype=torch.int32, device="meta") for size in sizes]
     shapes = {"x": (rows, 64), "weight": (40, 64, 64), "grad": (rows, 64)} | (
         {} if root is None else {"root": (root, 64)}
     )
     args = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    (forward,) = plan_recording._steps_of("relational_sum", {**args, "by_dst": pieces, "num_dst": rows})
-    back = plan_recording._steps_of("relational_sum_backward", {**args, "by_src": pieces, "needs": [True, True]})
+    (forward,) = plan_recording._steps_of("relational_sum", {**args, "by_dst": segments, "num_dst": rows})
+    back = plan_recording._steps_of("relational_sum_backward", {**args, "by_src": segments, "needs": [True, True]})
     assert [("adds up sixteen rows" in step.kernel) for step in (forward, *back)] == [by_warps, by_warps, False]
 
 
@@ -570,8 +570,8 @@ def test_attention_over_pairs_says_its_parts():
     graph = edgeless.TypedGraph.from_edge_index(ends, torch.tensor([0, 0, 1, 1, 1]), 2, 3, 3)
     args = {"x": torch.ones(3, 8), "weight": torch.ones(2, 8, 4), "walks": walks(graph).arrays}
     forward = _steps_of("pair_attention", args)
-    assert [step.step for step in forward] == ["products of pairs", "queries of pieces", "forward"]
-    assert all(step.kernel == "5 pairs, 4 pieces of 2 types" and step.bytes > 0 for step in forward)
+    assert [step.step for step in forward] == ["products of pairs", "queries of segments", "forward"]
+    assert all(step.kernel == "5 pairs, 4 segments of 2 types" and step.bytes > 0 for step in forward)
     backward = _steps_of("pair_attention_backward", {**args, "needs": [True, False, False, True, False]})
     assert [step.step for step in backward] == ["statistics of rows", "by pair", "of features"]
     assert sum(step.bytes for step in backward) > sum(step.bytes for step in forward)
@@ -582,4 +582,4 @@ def test_a_plan_of_rgat_says_its_parts():
     nn = pytest.importorskip("edgeless.pyg.nn")
     layer, ends = nn.RGATConv(16, 16, 3).to("cuda"), torch.randint(9, (2, 40), device="cuda")
     said = edgeless.explain(layer, torch.randn(9, 16, device="cuda"), ends, ends[0] % 3, plan=True)
-    assert "pair_attention, forward: pieces: " in str(said)
+    assert "pair_attention, forward: segments: " in str(said)

@@ -17,13 +17,13 @@ def typed():
 
 
 def test_sums_over_relations():
-    """An edge reads its row and its id; a piece has its row and where it begins; results are written, weights read."""
+    """An edge reads its row and its id; a segment its row and where it begins; results are written, weights read."""
     graph, x, weight = typed(), leaf(S, 6), leaf(2, 6, 9)
     assert (graph.by_dst[1].numel(), graph.by_src[1].numel()) == (4, 6)
     weights = 2 * 6 * 9 * 4
     forward = E * (6 * 4 + ID) + 2 * 4 * ID + D * 9 * 4 + weights
     of_features = E * (9 * 4 + ID) + 2 * 6 * ID + S * 6 * 4 + weights
-    of_weights = E * (9 * 4 + ID) + 2 * 6 * ID + 6 * 6 * 4 + weights  # and the row of every piece
+    of_weights = E * (9 * 4 + ID) + 2 * 6 * ID + 6 * 6 * 4 + weights  # and the row of every segment
     assert said(lambda: functional.relational_sum(graph, x, weight, order="aggregate"), x, weight) == [
         ("relational_sum", "forward", forward),
         ("relational_sum", "of features", of_features),
@@ -35,7 +35,7 @@ def test_sums_over_relations():
 
 
 def relational_steps(dtype, k, m, backward, cut=False, mean=None, **given):
-    """Of 70 edges in 40 pieces of 2 types, between 20 sources and 12 destinations; ``cut``: into no tiles."""
+    """Of 70 edges in 40 segments of 2 types, between 20 sources and 12 destinations; ``cut``: into no tiles."""
     by = ids(3, 40, 41, 70, 70, 61) + ([] if cut else ids(3, 9, 5, 0, 0))
     by += [] if mean is None else [on_meta(mean)]
     args = {"x": on_meta(20, k, dtype=dtype), "weight": on_meta(2, k, m, dtype=dtype)}
@@ -52,10 +52,10 @@ def test_sums_over_relations_on_cuda(dtype, k, m, monkeypatch):
     """
     said_to_be_on(monkeypatch, H200)
     size = NUMBERS[dtype]
-    weights, pieces = 2 * k * m * size, 2 * 40 * ID
-    of_k, of_m = 40 * k * size, 40 * m * size  # a row of either width for every piece
-    forward = 70 * (k * size + ID) + pieces + 12 * m * size + weights
-    edges = 70 * (m * size + ID) + pieces
+    weights, segments = 2 * k * m * size, 2 * 40 * ID
+    of_k, of_m = 40 * k * size, 40 * m * size  # a row of either width for every segment
+    forward = 70 * (k * size + ID) + segments + 12 * m * size + weights
+    edges = 70 * (m * size + ID) + segments
     features = 20 * k * size + weights
 
     def moved(*given, **more):
@@ -65,7 +65,7 @@ def test_sums_over_relations_on_cuda(dtype, k, m, monkeypatch):
 
     alone = {"needs": [False, True, False]}
     assert moved(False) == [forward + 2 * of_m]
-    assert moved(True) == [edges + features + 2 * of_k, weights + of_k]  # and the rows of the pieces' nodes
+    assert moved(True) == [edges + features + 2 * of_k, weights + of_k]  # and the rows of the segments' nodes
     assert moved(True, **alone) == [edges + weights + of_k]
     assert moved(False, cut=True) == [forward + 2 * of_k + 2 * of_m]
     assert moved(True, cut=True) == [edges + features + 2 * of_m + 2 * of_k, weights + of_k + of_m]
@@ -73,7 +73,7 @@ def test_sums_over_relations_on_cuda(dtype, k, m, monkeypatch):
 
 
 def test_weights_of_edges_are_read_with_them(monkeypatch):
-    """By edge 4 bytes, of a mean the pieces' by destination and the edges' by source."""
+    """By edge 4 bytes, of a mean the segments' by destination and the edges' by source."""
     said_to_be_on(monkeypatch, H200)
     by_edge = {"edge_weight": on_meta(70)}
 
@@ -88,8 +88,8 @@ def test_weights_of_edges_are_read_with_them(monkeypatch):
 
 
 def test_the_gradient_of_weights_of_edges(monkeypatch):
-    """A piece reads its row of the gradient, for which its matrix is multiplied; an edge reads its source's row and
-    writes a number. On CUDA the products of pieces are in memory.
+    """A segment reads its row of the gradient, for which its matrix is multiplied; an edge reads its source's row and
+    writes a number. On CUDA the products of segments are in memory.
     """
     graph, x, weight, by_edge = typed(), leaf(S, 6), leaf(2, 6, 9), leaf(E)
     found = said(lambda: functional.relational_sum(graph, x, weight, by_edge, order="aggregate"), by_edge)
@@ -114,7 +114,7 @@ def test_a_wider_gradient_is_cast_first_on_cuda_alone(monkeypatch):
     assert found[0] == found[1]
 
 
-def test_pieces_of_one_edge_on_cuda(monkeypatch):
+def test_segments_of_one_edge_on_cuda(monkeypatch):
     """Nothing is summed, unless edges have weights: a product reads the rows, and its own are added up by node."""
     said_to_be_on(monkeypatch, H200)
     x, weight, grad = on_meta(S, 6), on_meta(2, 6, 9), on_meta(6, 9)
@@ -134,7 +134,7 @@ def test_pieces_of_one_edge_on_cuda(monkeypatch):
 
 
 def test_a_device_without_such_kernels_moves_sums_too(monkeypatch):
-    """96 floats a row, which an A100's blocks have no memory for: as pieces that are no tiles."""
+    """96 floats a row, which an A100's blocks have no memory for: as segments that are no tiles."""
     fused = {}
     for name in ("h200", "a100"):
         said_to_be_on(monkeypatch, DEVICES[name])
@@ -195,7 +195,7 @@ def test_the_first_sources_are_the_destinations_of_a_layer():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_attention_over_pairs(dtype, dropout):
-    """Nodes of 6 numbers, values of 10, for two types, 4 pairs, 7 edges, 5 pieces."""
+    """Nodes of 6 numbers, values of 10, for two types, 4 pairs, 7 edges, 5 segments."""
     size = NUMBERS[dtype]
     counts = {0: 3, 1: 4, 3: E, 9: 5}
     walked = ids(*(counts.get(i, 1) for i in range(18)))
@@ -203,15 +203,15 @@ def test_attention_over_pairs(dtype, dropout):
     args["dropout"] = dropout
     # A pair reads its source's row and id and writes its value; matrices are read once.
     products = 4 * (6 * size + ID + 10 * size) + 2 * 6 * 10 * size
-    # A piece has its row, a number that is made of it, and its id.
+    # A segment has its row, a number that is made of it, and its id.
     queries = 5 * (6 * size + 4 + ID)
-    # An edge reads its value, where that is and of which piece it is, that one's number and, of the mask, its own id.
+    # An edge reads its value, where that is and of which segment it is, that one's number and, of the mask, its own id.
     edge = 10 * size + 2 * ID + 4 + ID * (dropout > 0)
     result = 10 * size
     forward = _steps_of("pair_attention", args)
     assert [(step.step, step.bytes) for step in forward] == [
         ("products of pairs", products),
-        ("queries of pieces", queries),
+        ("queries of segments", queries),
         ("forward", E * edge + S * (result + 4)),
     ]
     back = {

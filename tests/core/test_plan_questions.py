@@ -23,7 +23,7 @@ def asked(monkeypatch):
         answer = getattr(_C, name)
         monkeypatch.setattr(plan._C, name, lambda **given: questions.append((name, given)) or answer(**given))
 
-    for name in ("attention_plan", "fold_plan", "gradient_plan", "narrow_sums_pay"):
+    for name in ("attention_plan", "reduce_plan", "gradient_plan", "narrow_sums_pay"):
         listen(name)
     return questions
 
@@ -33,8 +33,8 @@ def asked(monkeypatch):
 ])  # fmt: skip
 @pytest.mark.parametrize("weight_bytes,index_bytes", [(0, 4), (4, 8)])
 def test_a_sum(asked, dtype, width, vectors, vector_bytes, weight_bytes, index_bytes):
-    """Rows in vectors of 16, 8 or 4 bytes, padded where none fits; pieces in the arithmetic's numbers, for which there
-    is an eighth of the result's memory or a megabyte.
+    """Rows in vectors of 16, 8 or 4 bytes, padded where none fits; segments in the arithmetic's numbers, for which
+    there is an eighth of the result's memory or a megabyte.
     """
     size = dtype.itemsize
     options = {"weight_bytes": weight_bytes, "index_bytes": index_bytes, "max_degree": 77}
@@ -46,23 +46,23 @@ def test_a_sum(asked, dtype, width, vectors, vector_bytes, weight_bytes, index_b
     assert fold == {
         "vectors": vectors, "vector_bytes": vector_bytes, "num_rows": 50_000, "num_edges": 900_000,
         "num_gathered": 70_000, "max_degree": 77, "carry_bytes": width * (8 if size == 8 else 4),
-        "carry_budget": max(2**20, 50_000 * width * size // 8), "narrow_teams": _C.narrow_sums_pay(**narrow),
+        "carry_budget": max(2**20, 50_000 * width * size // 8), "narrow_sub_warps": _C.narrow_sums_pay(**narrow),
         "number_bytes": size, "weighed": weight_bytes > 0, "wide_index": index_bytes == 8, **DEVICE,
     }  # fmt: skip
-    assert [name for name, _ in asked[:2]] == ["narrow_sums_pay", "fold_plan"]
+    assert [name for name, _ in asked[:2]] == ["narrow_sums_pay", "reduce_plan"]
 
 
 @pytest.mark.parametrize("arg_bytes,shares,has_transpose,index_bytes", [(1, False, True, 4), (4, True, False, 8)])
 def test_an_extremum(asked, arg_bytes, shares, has_transpose, index_bytes):
-    """A piece has a number and where it is; its gradient is planned for the other side's columns."""
+    """A segment has a number and where it is; its gradient is planned for the other side's columns."""
     options = {"arg_bytes": arg_bytes, "shares": shares, "has_transpose": has_transpose, "index_bytes": index_bytes}
     extremum_steps(torch.bfloat16, 65, max_degrees=(77, 9), **SIZES, **options)
     (first, fold), (second, gradient) = asked
-    assert (first, second) == ("fold_plan", "gradient_plan")
+    assert (first, second) == ("reduce_plan", "gradient_plan")
     assert fold == {
         "vectors": 9, "vector_bytes": 16, "num_rows": 50_000, "num_edges": 900_000, "num_gathered": 70_000,
-        "max_degree": 77, "carry_bytes": 65 * 8, "carry_budget": max(2**20, 50_000 * 130 // 8), "narrow_teams": True,
-        "number_bytes": 0, "weighed": False, "wide_index": False, **DEVICE,
+        "max_degree": 77, "carry_bytes": 65 * 8, "carry_budget": max(2**20, 50_000 * 130 // 8),
+        "narrow_sub_warps": True, "number_bytes": 0, "weighed": False, "wide_index": False, **DEVICE,
     }  # fmt: skip
     assert gradient == {
         "dtype": "bfloat16", "arg_bytes": arg_bytes, "wide_index": index_bytes == 8, "shares": shares,

@@ -201,7 +201,7 @@ def test_all_edges_of_a_row_share(degree, ties, device):
 
 @EVERY_DEVICE
 @pytest.mark.parametrize("ties", ["shared", "scatter"])
-@pytest.mark.parametrize("degree", [4, 70, 20_000])  # 20,000: pieces of a hub are merged
+@pytest.mark.parametrize("degree", [4, 70, 20_000])  # 20,000: segments of a hub are merged
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parallel_edges_are_no_reason_to_share(ties, degree, dtype, device):
     """Row 0: parallel edges from node 1 alone have the maximum. Row 1: these, and one from node 2. Row 2: zeros."""

@@ -307,5 +307,5 @@ def test_rows_of_edges_without_ids(kind):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("width", [72, 256, 640])
 def test_rows_of_a_source_with_most_edges(width, dtype):
-    """Its pieces are kept by many blocks and merged."""
+    """Its segments are kept by many blocks and merged."""
     assert_taken(rows_of([40] * 4000, 50, source=17), width, dtype)

@@ -115,7 +115,7 @@ def test_rows_of_no_whole_vectors_are_fused_as_longer_ones(dtype, k, m):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         check(graph, dtype, k, m)
         torch.cuda.synchronize()
-    assert any("piece_products" in event.name for event in profile.events())
+    assert any("segment_products" in event.name for event in profile.events())
     check(graph, dtype, k, m, own_width=3, reduce="mean", out_dtype=torch.float32)
 
 
@@ -137,8 +137,8 @@ def test_more_tiles_than_there_are_blocks_at_once(dtype, k, m):
 
 
 def short_edges():
-    """Sources, destinations and types of so many pieces of few edges that warps sum them by themselves. A thousand
-    pieces have 20 edges, and one has 9,000.
+    """Sources, destinations and types of so many segments of few edges that warps sum them by themselves. A thousand
+    segments have 20 edges, and one has 9,000.
     """
     gen = torch.Generator().manual_seed(0)
     src, dst, types = (torch.randint(n, (520_000,), generator=gen) for n in (50_000, 60_000, 39))
@@ -147,7 +147,7 @@ def short_edges():
     return src.cuda().int(), dst.cuda().int(), types.cuda().int()
 
 
-def short_pieces():
+def short_segments():
     src, dst, types = short_edges()
     return TypedGraph.from_edge_index(torch.stack([src, dst]), types, 40, 50_000, 60_000)
 
@@ -164,8 +164,8 @@ def summed_by_warps(graph, x, weight, edge_weight=None, reduce="sum"):
 
 @pytest.mark.parametrize("weights", ["none", "mean", "by id"])
 @pytest.mark.parametrize("k,m", [(64, 64), (32, 32), (64, 16), (16, 64), (8, 32), (20, 24), (40, 56), (4, 4), (64, 4)])
-def test_short_pieces_of_every_width(k, m, weights):
-    graph = short_pieces()
+def test_short_segments_of_every_width(k, m, weights):
+    graph = short_segments()
     x, weight = leaf(50_000, k, dtype=torch.float32, seed=0), leaf(40, k, m, dtype=torch.float32, seed=1)
     edge_weight = leaf(graph.num_edges, dtype=torch.float32, seed=5).detach() if weights == "by id" else None
     reduce = "mean" if weights == "mean" else "sum"
@@ -174,14 +174,14 @@ def test_short_pieces_of_every_width(k, m, weights):
     assert error(found, parts(graph, x.detach().double(), weight.detach().double(), wide, reduce=reduce)) < 1e-6
 
 
-def test_short_pieces_of_every_magnitude():
+def test_short_segments_of_every_magnitude():
     """A row is exact against its own numbers, and a column against its own, however much larger others are."""
     src, dst, types = (ids.long() for ids in short_edges())
     rows = torch.exp2(torch.arange(50_000, device="cuda") % 150 - 110)[:, None]
     columns = torch.exp2(torch.arange(64, device="cuda") % 60 - 30)
     x = leaf(50_000, 64, dtype=torch.float32, seed=0).detach() * rows
     weight = leaf(40, 64, 64, dtype=torch.float32, seed=1).detach() * columns
-    found = summed_by_warps(short_pieces(), x, weight)
+    found = summed_by_warps(short_segments(), x, weight)
     alone = torch.bincount(dst)[dst] == 1
     factors = x[src[alone]].double(), weight[types[alone]].double()
     expected, size = (torch.einsum("ek,ekm->em", *of) for of in (factors, [f.abs() for f in factors]))
@@ -189,8 +189,8 @@ def test_short_pieces_of_every_magnitude():
     assert ((found[dst[alone]] - expected).abs() <= 1e-6 * size + 1e-38).all()
 
 
-def test_short_pieces_behind_chunks_without_pieces():
-    """The first block's chunks are the 64 pieces of type 0, one of a type without edges, and the 64 pieces that begin
+def test_short_segments_behind_chunks_without_segments():
+    """The first block's chunks are the 64 segments of type 0, one of a type without edges, and the 64 that begin
     the last type: what was asked for ahead of the second is not taken for the third.
     """
     blocks = 4 * torch.cuda.get_device_properties(0).multi_processor_count
@@ -209,8 +209,8 @@ def test_short_pieces_behind_chunks_without_pieces():
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_short_pieces_keep_infinities_of_rows_where_they_are(value, reduce):
-    graph = short_pieces()
+def test_short_segments_keep_infinities_of_rows_where_they_are(value, reduce):
+    graph = short_segments()
     x, weight = leaf(50_000, 64, dtype=torch.float32, seed=0), leaf(40, 64, 64, dtype=torch.float32, seed=1)
     with torch.no_grad():
         x[2, 3] = value
@@ -222,22 +222,22 @@ def test_short_pieces_keep_infinities_of_rows_where_they_are(value, reduce):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_short_pieces_keep_infinities_of_weights_where_they_are(value):
+def test_short_segments_keep_infinities_of_weights_where_they_are(value):
     """In a column of the rows that have an edge of that type. (The reference multiplies every row by every type.)"""
     _, dst, types = short_edges()
     x, weight = leaf(50_000, 64, dtype=torch.float32, seed=0), leaf(40, 64, 64, dtype=torch.float32, seed=1)
-    expected = parts(short_pieces(), x.detach().double(), weight.detach().double())
+    expected = parts(short_segments(), x.detach().double(), weight.detach().double())
     with torch.no_grad():
         weight[5, 7, 3] = value
-    found = summed_by_warps(short_pieces(), x, weight)
+    found = summed_by_warps(short_segments(), x, weight)
     finite = torch.ones_like(found, dtype=torch.bool)
     finite[dst[types == 5].long(), 3] = False
     assert torch.equal(found.isfinite(), finite) and error(found[finite], expected[finite]) < 1e-6
 
 
 @EVERY_WAY
-def test_short_pieces_give_the_same_bits_every_time(way):
-    graph = short_pieces()
+def test_short_segments_give_the_same_bits_every_time(way):
+    graph = short_segments()
     x, weight = leaf(50_000, 64, dtype=torch.float32, seed=0), leaf(40, 64, 64, dtype=torch.float32, seed=1)
 
     def run(x, weight):
@@ -263,7 +263,7 @@ def gradients_by_warps(graph, x, weight, grad, edge_weight=None, reduce="sum", o
 @pytest.mark.parametrize("weights", ["none", "mean", "by id"])
 @pytest.mark.parametrize("k,m", [(64, 64), (64, 20), (20, 64), (40, 24), (36, 36), (4, 48), (64, 18), (33, 17)])
 def test_gradients_by_warps_of_every_width(k, m, weights):
-    """Pieces of one edge and of dozens, tiles that are not full, relations of no edges."""
+    """Segments of one edge and of dozens, tiles that are not full, relations of no edges."""
     for graph in (graph_of(700, 650, 9000, 3, hub=1500), graph_of(num_src=130, hub=70), graph_of(num_edges=41)):
         x, weight = inputs(graph, torch.float32, k, m)["x"], inputs(graph, torch.float32, k, m)["weight"]
         grad = leaf(graph.num_dst, m, dtype=torch.float32, seed=9).detach()
@@ -336,7 +336,7 @@ def test_wide_ids_of_few_nodes_are_made_narrow():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_src,num_dst", [(10, 9), (11, 11)])
-def test_rows_of_very_many_pieces(dtype, num_src, num_dst):
+def test_rows_of_very_many_segments(dtype, num_src, num_dst):
     graph = graph_of(num_src, num_dst, 9000, num_types=900)
     assert graph.tiled(True)[10].size(1) > 0 and graph.tiled(False)[10].size(1) > 0
     check(graph, dtype, 64, 64, own_width=64, reduce="mean", out_dtype=torch.float32)
@@ -457,7 +457,7 @@ def test_blocks_of_many_edges_are_multiplied_as_whole_matrices(shape, dtype):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         found = step(graph, given, grad, reduce="mean", out_dtype=dtype)
         torch.cuda.synchronize()
-    assert any("piece_products" in event.name for event in profile.events())
+    assert any("segment_products" in event.name for event in profile.events())
     exact = {name: t.detach().double().requires_grad_() for name, t in given.items()}
     with edgeless.backend("reference"):
         expected = step(graph, exact, grad.double(), reduce="mean", out_dtype=torch.float64)

@@ -72,14 +72,14 @@ def test_widths_of_every_device(capability, dtype):
             assert not ask_core(device, dtype, one, other, wide_index=True)
 
 
-# Of the kernel of each dtype and width that takes the most memory: 780 bytes for where the pieces of three tiles of 64
-# begin, and, in numbers of 4 or 2 bytes,
+# Of the kernel of each dtype and width that takes the most memory: 780 bytes for where the segments of three tiles of
+# 64 begin, and, in numbers of 4 or 2 bytes,
 # - the sums of rows of 128 floats: own rows 64 x 132, root 128 x 132, sums 64 x 136; for each of 256 threads 4 numbers
 #   of leads, 8 rows of 4 and 6 more;
-# - the gradients of pieces of 64 floats: x and g 64 x 72 each, the weight 64 x 64; for each of 256 threads 2 numbers of
-#   leads, 16 rows of 2 and 6 more;
-# - the gradients of pieces of 16 bits: x and g 64 rows each and the weight, all longer by 8; two chunks of 64 edges (96
-#   of narrow rows), and as many weights of 4 bytes and 16 more.
+# - the gradients of segments of 64 floats: x and g 64 x 72 each, the weight 64 x 64; for each of 256 threads 2 numbers
+#   of leads, 16 rows of 2 and 6 more;
+# - the gradients of segments of 16 bits: x and g 64 rows each and the weight, all longer by 8; two chunks of 64 edges
+#   (96 of narrow rows), and as many weights of 4 bytes and 16 more.
 MEMORY = {
     (torch.float32, 128): 780 + 4 * ((64 + 128) * 132 + 64 * 136 + 256 * (4 + 8 * 4 + 6)),
     (torch.float32, 64): 780 + 4 * (2 * 64 * 72 + 64 * 64 + 256 * (2 + 16 * 2 + 6)),
@@ -166,7 +166,7 @@ def test_blocks_are_made_whole_only_for_kernels_that_take_them(capability, dtype
         assert whole is weight
 
 
-def test_orders_and_pieces_follow_the_decision(capability, monkeypatch):
+def test_orders_and_segments_follow_the_decision(capability, monkeypatch):
     """128 floats to 16: with fused kernels multiplying first is less to move here, without them summing first."""
     sizes = (4_800_000, 860_000, 860_000)
     rows = [torch.empty(n, device="meta") for n in sizes]
@@ -179,13 +179,13 @@ def test_orders_and_pieces_follow_the_decision(capability, monkeypatch):
     assert fused is (capability == 90)
     order = relational.choose_order(*sizes, 128, 16, one_pass=False, fused=fused)
     assert relational.transforms(graph, weight, fused) is (order == "transform")
-    by_dst, by_src, _ = relational.pieces_of(graph, fused, "sum", None, True, torch.float32)
+    by_dst, by_src, _ = relational.segments_of(graph, fused, "sum", None, True, torch.float32)
     assert (by_dst == by_src == "tiled") is fused
     assert fused or (by_dst is graph.by_dst and by_src is graph.by_src)
 
 
 @pytest.mark.parametrize("on_cuda", [True, False])
-def test_pieces_are_cut_short_where_they_are_a_blocks(capability, on_cuda, monkeypatch):
+def test_segments_are_cut_short_where_they_are_a_blocks(capability, on_cuda, monkeypatch):
     ends = torch.stack((torch.arange(600), torch.zeros(600, dtype=torch.int64)))
     graph = TypedGraph.from_edge_index(ends, torch.zeros(600, dtype=torch.int64), 1, 600, 1)
     if on_cuda:

@@ -1,4 +1,4 @@
-"""Rows that add up few products of pieces each, and their own times a matrix, on CUDA: sixteen a warp."""
+"""Rows that add up few products of segments each, and their own times a matrix, on CUDA: sixteen a warp."""
 
 import pytest
 import torch
@@ -89,8 +89,8 @@ def test_without_root_or_bias(missing):
     assert_close(found, truth(graph, given, grad), 1e-6)
 
 
-def test_rows_of_very_many_pieces():
-    """Six hundred pieces of one row: more than it adds up itself, so that a part of them is added up before."""
+def test_rows_of_very_many_segments():
+    """Six hundred segments of one row: more than it adds up itself, so that a part of them is added up before."""
     num_types = 600
     src, dst, types = edges_of(num_types, 17)
     dst[-600:], types[-600:] = 3, torch.arange(600)

@@ -110,7 +110,7 @@ def test_fused_sums_come_first_unless_rows_are_wide_and_pairs_few():
 
 
 def test_hubs():
-    """Pieces of which a row has many, and far more edges than a piece."""
+    """Segments of which a row has many, and far more edges than a segment."""
     gen = torch.Generator("cpu").manual_seed(0)
     ends = [torch.randint(n, (30_000,), generator=gen, device="cpu") for n in (300, 4)]
     edge_index = torch.stack(ends)

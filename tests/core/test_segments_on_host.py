@@ -8,10 +8,10 @@ import on_host as host
 import pytest
 import segments_on_host as segments
 import torch
-from segments_on_host import GradientsArgs, Neighbors, Pieces, ProductsArgs, Rows, RowSumsArgs, neighbors
-from test_piece_tiles import typed
+from segments_on_host import GradientsArgs, Neighbors, ProductsArgs, Rows, RowSumsArgs, Segments, neighbors
+from test_segment_tiles import typed
 
-from edgeless.ops.relational import piece_tiles, typed_edges
+from edgeless.ops.relational import segment_tiles, typed_edges
 
 pytestmark = pytest.mark.skipif(host.missing() is not None, reason=f"{host.missing()}")
 
@@ -30,7 +30,7 @@ class Side:
         begins = torch.bincount(self.rows, minlength=num_rows).cumsum(0)
         places = self.rows.argsort(stable=True)
         self.by_row = torch.cat((begins.new_zeros(1), begins, places)).int()
-        self.type_tiles, self.tiles, *_ = piece_tiles(
+        self.type_tiles, self.tiles, *_ = segment_tiles(
             self.type_ptr, self.rows, self.ptr, self.by_row, graph.num_edges, False
         )
         lengths = self.ptr.diff()
@@ -38,9 +38,9 @@ class Side:
         self.segment_of_edge = torch.arange(count).repeat_interleave(lengths)
         self.type_of_segment = torch.searchsorted(self.type_ptr[1:], torch.arange(count), right=True)
 
-    def pieces(self) -> Pieces:
+    def segments(self) -> Segments:
         given = (self.type_tiles.data_ptr(), self.tiles.data_ptr(), self.tiles.numel() - 1, TYPES)
-        return Pieces(*given, self.ptr.data_ptr(), self.rows.data_ptr())
+        return Segments(*given, self.ptr.data_ptr(), self.rows.data_ptr())
 
 
 def leaf(*shape, seed, dtype=torch.float32):
@@ -54,14 +54,14 @@ def noise(*shape, dtype=torch.float32):
 def weighed(side: Side, kind: str, rows: torch.Tensor) -> tuple[Neighbors, torch.Tensor, tuple]:
     """The neighbours with weights of one kind, the exact sums of the segments, and what must be kept."""
     edges, count = side.indices.numel(), side.rows.numel()
-    weights = leaf(count if kind == "of_pieces" else edges, seed=3)
+    weights = leaf(count if kind == "of_segments" else edges, seed=3)
     of_edge = {
         "none": torch.ones(edges), "in_order": weights, "by_id": weights[side.ids.long()] if kind == "by_id" else None,
-        "of_pieces": weights[side.segment_of_edge] if kind == "of_pieces" else None,
+        "of_segments": weights[side.segment_of_edge] if kind == "of_segments" else None,
     }[kind]  # fmt: skip
     given = {
         "none": {}, "in_order": {"weights": weights}, "by_id": {"weights": weights, "ids": side.ids},
-        "of_pieces": {"of_pieces": weights},
+        "of_segments": {"of_segments": weights},
     }[kind]  # fmt: skip
     sums = torch.zeros(count, rows.size(1), dtype=torch.float64)
     sums.index_add_(0, side.segment_of_edge, of_edge.double()[:, None] * rows.double()[side.indices.long()])
@@ -83,10 +83,10 @@ def run(side: Side, kind: str, rows, weight, x=None, share=2, blocks=2, wants=(T
     made = [None if t is None else t.data_ptr() for t in (out, partial)]
     if back:
         given = (Rows.of(weight), Rows.of(x), weight.stride(0), *made, *sizes)
-        call, args = library.run_gradients, GradientsArgs(side.pieces(), of, *given)
+        call, args = library.run_gradients, GradientsArgs(side.segments(), of, *given)
     else:
         given = (Rows.of(weight), weight.stride(0), made[0], *sizes)
-        call, args = library.run_products, ProductsArgs(side.pieces(), of, *given)
+        call, args = library.run_products, ProductsArgs(side.segments(), of, *given)
     call(segments.ctypes.byref(args), segments.ctypes.c_void_p(scratch.data_ptr()), blocks)
     assert kept
     if partial is None:
@@ -103,7 +103,7 @@ def error(found, expected):
     return float((found.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("kind,k,m", [("of_pieces", 64, 64), ("by_id", 40, 24), ("none", 32, 32)])
+@pytest.mark.parametrize("kind,k,m", [("of_segments", 64, 64), ("by_id", 40, 24), ("none", 32, 32)])
 def test_products_of_sums(kind, k, m):
     side = Side()
     x, weight = leaf(SRC, k, seed=0), leaf(TYPES, k, m, seed=1)
@@ -131,7 +131,7 @@ def test_infinities_stay_where_they_are():
     x, weight = leaf(SRC, 64, seed=0), leaf(TYPES, 64, 64, seed=1)
     x[3, 5], x[4, 6] = float("inf"), float("nan")
     side = Side()
-    found, sums = run(side, "of_pieces", x, weight)
+    found, sums = run(side, "of_segments", x, weight)
     expected = torch.einsum("pk,pkm->pm", sums, weight.double()[side.type_of_segment])
     finite = expected.isfinite()
     assert not finite.all() and torch.equal(found.isfinite(), finite)

@@ -24,7 +24,8 @@ import edgeless
 from edgeless import Graph, functional, reference
 from edgeless.functional.aggregation import sum_of_neighbors
 
-# Widths for vectors of 16, 8 and 4 bytes and copies, whole and with tails; teams of 8, 16 and 32 lanes; several slices.
+# Widths for vectors of 16, 8 and 4 bytes and copies, whole and with tails; sub-warps of 8, 16 and 32 lanes; several
+# feature tiles.
 WIDTHS = [(1,), (7,), (24,), (64,), (66,), (100,), (260,), (512,), (1000,), (2, 40), (3, 2, 5), (4, 7), (8, 64)]
 BOUND = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # of 16 bits a rounding
 

@@ -1,4 +1,4 @@
-"""TypedGraph: pieces of both directions against a plain sort, means, pairs, caches, bad input."""
+"""TypedGraph: segments of both directions against a plain sort, means, pairs, caches, bad input."""
 
 import copy
 import pickle
@@ -25,7 +25,7 @@ def typed(num_src, num_dst, num_edges, num_types, seed=0, dtype=torch.int64, hub
 
 
 def check_direction(direction, types, num_types, cut):
-    """What typed_edges gives of a direction of a graph is its edges sorted by (type, row), in pieces, in parts."""
+    """What typed_edges gives of a direction of a graph is its edges sorted by (type, row), in segments, in parts."""
     found = typed_edges(*direction, types, num_types, cut)
     assert found[-1].device.type == "cpu"
     type_ptr, rows, ptr, indices, edge_ids, parts, count = (t.cpu() for t in found)
@@ -37,29 +37,29 @@ def check_direction(direction, types, num_types, cut):
     order = torch.argsort(types.long()[ids], stable=True)
     assert torch.equal(indices.long(), others.long()[order])
     assert torch.equal(edge_ids.long(), ids[order])
-    pieces = int(type_ptr[-1])
-    assert count.tolist() == [pieces]
-    rows, lengths = rows[:pieces].long(), ptr[: pieces + 1].diff().long()
-    assert ptr[0] == 0 and ptr[pieces] == num_edges if num_edges else pieces == 0
-    assert pieces == 0 or (int(lengths.min()) > 0 and int(lengths.max()) <= cut)
+    segments = int(type_ptr[-1])
+    assert count.tolist() == [segments]
+    rows, lengths = rows[:segments].long(), ptr[: segments + 1].diff().long()
+    assert ptr[0] == 0 and ptr[segments] == num_edges if num_edges else segments == 0
+    assert segments == 0 or (int(lengths.min()) > 0 and int(lengths.max()) <= cut)
     assert torch.equal(rows.repeat_interleave(lengths), of_row[order])
-    of_piece = torch.arange(num_types).repeat_interleave(type_ptr.diff().long())
-    assert torch.equal(of_piece.repeat_interleave(lengths), types.long()[ids][order])
-    # a piece ends only where the pair does, or at the cut
-    same = (rows[1:] == rows[:-1]) & (of_piece[1:] == of_piece[:-1])
+    of_segment = torch.arange(num_types).repeat_interleave(type_ptr.diff().long())
+    assert torch.equal(of_segment.repeat_interleave(lengths), types.long()[ids][order])
+    # a segment ends only where the pair does, or at the cut
+    same = (rows[1:] == rows[:-1]) & (of_segment[1:] == of_segment[:-1])
     assert bool((lengths[:-1][same] == cut).all())
     if parts.dim() == 1:  # on CUDA
-        check_rows_of_pieces(rows, parts, num_rows, num_edges)
+        check_rows_of_segments(rows, parts, num_rows, num_edges)
     else:
         check_parts(type_ptr, rows, parts, num_rows, num_edges)
 
 
-def check_rows_of_pieces(rows, by_row, num_rows, num_edges):
-    """Where the pieces of every row begin, and behind it the pieces."""
+def check_rows_of_segments(rows, by_row, num_rows, num_edges):
+    """Where the segments of every row begin, and behind it the segments."""
     assert by_row.shape == (num_rows + 1 + num_edges,)
-    begins, pieces = by_row[: num_rows + 1].long(), by_row[num_rows + 1 :][: rows.numel()].long()
+    begins, segments = by_row[: num_rows + 1].long(), by_row[num_rows + 1 :][: rows.numel()].long()
     assert torch.equal(begins.diff(), torch.bincount(rows, minlength=num_rows))
-    assert torch.equal(pieces, rows.argsort(stable=True))
+    assert torch.equal(segments, rows.argsort(stable=True))
 
 
 def check_parts(type_ptr, rows, parts, num_rows, num_edges):
@@ -82,7 +82,7 @@ def check_parts(type_ptr, rows, parts, num_rows, num_edges):
     (5, 100_000, 30_000, 2), (7, 9, 50_000, 1), (3000, 2000, 270_000, 90),
 ])  # fmt: skip
 @pytest.mark.parametrize("cut", [1, 3, 512])
-def test_pieces_of_both_directions(dtype, sizes, cut, device):
+def test_segments_of_both_directions(dtype, sizes, cut, device):
     for hub in (0, sizes[2] // 2):
         graph = typed(*sizes, dtype=dtype, hub=hub, device=device)
         for direction in (graph.graph.csr, graph.graph.csc):
@@ -90,7 +90,7 @@ def test_pieces_of_both_directions(dtype, sizes, cut, device):
 
 
 @EVERY_DEVICE
-def test_what_pieces_are_sorted_from_is_not_kept_beside_them(device):
+def test_what_segments_are_sorted_from_is_not_kept_beside_them(device):
     """Eight bytes an edge; but where somebody has it, or shares it, it is not made again."""
     for side in ("by_src", "compact"):
         graph, other = (typed(50, 40, 400, 5, device=device) for _ in range(2))
@@ -117,10 +117,10 @@ def test_blocks_of_threads_change_nothing():
             results.append(typed_edges(*graph.graph.csr, graph.edge_type, 11, 64))
     finally:
         torch.set_num_threads(before)
-    pieces = int(results[0][0][-1])
+    segments = int(results[0][0][-1])
     for other in results[1:]:
         for i, (a, b) in enumerate(zip(results[0], other, strict=True)):
-            end = {1: pieces, 2: pieces + 1}.get(i)
+            end = {1: segments, 2: segments + 1}.get(i)
             assert torch.equal(a[:end], b[:end])
 
 
@@ -138,27 +138,27 @@ def test_means_count_edges_of_the_same_relation(dtype, device):
 @EVERY_DEVICE
 @pytest.mark.parametrize("cut", [1, 64, 2**62])
 @pytest.mark.parametrize("sizes", [(40, 50, 3000, 4), (3, 3, 0, 2), (0, 0, 0, 3), (7, 9, 5000, 2000)])
-def test_means_of_pieces_are_those_of_their_edges(sizes, cut, device):
-    """Of a hub of many pieces all have that of the pair."""
+def test_means_of_segments_are_those_of_their_edges(sizes, cut, device):
+    """Of a hub of many segments all have that of the pair."""
     graph = typed(*sizes, hub=sizes[2] // 2, device=device)
     type_ptr, rows, ptr, _, edge_ids, _, _ = typed_edges(*graph.graph.csr, graph.edge_type, sizes[3], cut)
-    pieces = int(type_ptr[-1])
-    found = torch.ops.edgeless.typed_means(type_ptr, rows, ptr, None, torch.float32)[:pieces]
+    segments = int(type_ptr[-1])
+    found = torch.ops.edgeless.typed_means(type_ptr, rows, ptr, None, torch.float32)[:segments]
     of_edges = graph.mean_weight(torch.float32)
-    assert torch.equal(found, of_edges[edge_ids[ptr[:pieces].long()].long()])
+    assert torch.equal(found, of_edges[edge_ids[ptr[:segments].long()].long()])
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("num_types", [1, 400])
 def test_a_mean_keeps_few_bytes_of_an_edge(num_types):
-    """Ids of both ends and of the edge by destination and by source, and one weight; else numbers of pieces alone."""
+    """Ids of both ends and of the edge by destination and by source, and one weight; else numbers of segments alone."""
     src, dst = (torch.randint(3000, (1_000_000,), device="cuda") for _ in range(2))
     types = torch.randint(num_types, (1_000_000,), device="cuda")
     graph = TypedGraph.from_edge_index(torch.stack([src, dst]), types, num_types, 3000, 3000)
-    pieces = sum(graph.tiled(by_dst, torch.float32)[1].numel() for by_dst in (True, False))
-    assert pieces < 50_000 if num_types == 1 else pieces > 1_000_000
+    segments = sum(graph.tiled(by_dst, torch.float32)[1].numel() for by_dst in (True, False))
+    assert segments < 50_000 if num_types == 1 else segments > 1_000_000
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_of(graph._formats)}
-    assert sum(storages.values()) <= 20 * 1_000_000 + 15 * pieces + 200_000
+    assert sum(storages.values()) <= 20 * 1_000_000 + 15 * segments + 200_000
 
 
 @EVERY_DEVICE

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 _PLANS = "core/test_plan*.py core/test_engines.py shared/test_plan_command.py core/test_longest_cuda.py"
 _CACHE = "shared/test_cache*.py shared/test_leak.py"
 _SUMS = "core/test_spmm.py core/test_sum_layer.py core/test_graph_rows.py core/test_typed_rows.py core/test_wsb.py"
-_RELATIONS = "core/test_relational_*.py core/test_typed_*.py core/test_pair_*.py core/test_piece_tiles.py"
+_RELATIONS = "core/test_relational_*.py core/test_typed_*.py core/test_pair_*.py core/test_segment_tiles.py"
 _ATTENTION = "core/test_attention*.py core/test_cosine_attention.py core/test_edge_features.py core/test_logits.py"
 _PARTS = "shared/test_parts.py shared/test_carriers.py shared/test_cache_distributed.py"
 _EVERY_PYG = "pyg/test_pyg_random*.py pyg/test_pyg_parity.py pyg/test_pyg_inputs.py pyg/test_pyg_fallback.py"

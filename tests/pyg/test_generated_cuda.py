@@ -114,29 +114,29 @@ def test_texts_compile_for_the_oldest_and_for_hopper(monkeypatch, name, dtype):
 
 
 def walk_plan(vectors, rows, edges, has_totals=False, carry=64, longest=-1):
-    """The plan of a walk: blocks, slices, slots, then team_log2, slice_vectors, range_units and piece."""
+    """The plan of a walk: blocks, slices, slots, then sub_warp_log2, slice_vectors, range_units and segment."""
     blocks, slices, slots, packed = _C.walk_plan(
         vectors=vectors, carry_bytes=carry, has_totals=has_totals, num_rows=rows, num_edges=edges, max_degree=longest,
         multiprocessors=132,
     )  # fmt: skip
-    team, width, of_plan, units, ranges, piece, hubs, of_slots = struct.unpack("=iii4xqqq?7xq", packed)
+    sub_warp, width, of_plan, units, ranges, segment, hubs, of_slots = struct.unpack("=iii4xqqq?7xq", packed)
     assert (of_plan, ranges) == (slices, blocks) and slots == (of_slots if hubs else 0)
-    return blocks, slices, slots, team, width, units, piece
+    return blocks, slices, slots, sub_warp, width, units, segment
 
 
 @pytest.mark.parametrize("vectors", [1, 3, 8, 16, 17, 32, 40, 100])
 @pytest.mark.parametrize("rows, edges", [(10, 50), (47_000, 21_500_000), (1_600_000, 30_600_000), (169_000, 1_170_000)])
 def test_walks_are_divided_as_sums_are(vectors, rows, edges):
-    blocks, slices, slots, team, width, units, piece = walk_plan(vectors, rows, edges)
-    plan = _C.fold_plan(
+    blocks, slices, slots, sub_warp, width, units, segment = walk_plan(vectors, rows, edges)
+    plan = _C.reduce_plan(
         vectors=vectors, vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=1 << 40, max_degree=-1,
-        carry_bytes=0, carry_budget=1, narrow_teams=True, number_bytes=0, weighed=False, wide_index=False,
+        carry_bytes=0, carry_budget=1, narrow_sub_warps=True, number_bytes=0, weighed=False, wide_index=False,
         multiprocessors=132, l2_bytes=50 << 20,
     )  # fmt: skip
     assert units * blocks >= edges + 2 * rows > units * (blocks - 1)
-    assert piece >= units and slots == (edges // piece + 1 if edges > piece else 0)
-    assert slices * width >= vectors and width <= 1 << team <= 32
-    if plan["slices"] == slices and plan["lanes"] == 1 << team:
+    assert segment >= units and slots == (edges // segment + 1 if edges > segment else 0)
+    assert slices * width >= vectors and width <= 1 << sub_warp <= 32
+    if plan["slices"] == slices and plan["lanes"] == 1 << sub_warp:
         assert plan["blocks"] == blocks
 
 

@@ -87,7 +87,7 @@ def test_a_layer_over_relations_names_its_kernels_and_their_files(capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("rgcn fp32, fb15k (15,000 nodes, 620,000 edges), H200\n")
     assert kernels_of(printed)[:2] == [
-        "core_cuda/relational/cuda/short_pieces.cuh: relational::short_products_kernel",
+        "core_cuda/relational/cuda/short_segments.cuh: relational::short_products_kernel",
         "core_cuda/relational/cuda/row_sums.cuh: relational::row_sums_kernel",
     ]
     assert "relational_sum, of features" in printed and "short_gradients_kernel" in printed

@@ -14,13 +14,13 @@ constexpr int64_t kStats = 3;  // statistics per destination and head in the bac
 template <class A>
 struct Args {
   Compressed graph;        // rows are destinations; in the source pass, sources
-  int64_t items_per_part;  // see partition.h
+  int64_t items_per_part;  // see common/cpu/partition.h
   int64_t heads, dim, channels, edge_dim;
   int64_t padded_dim, padded_channels;
 
   Rows dst, src, value;  // value is null if the call has no value tensor: the values are then src
   Rows edge_attr;        // [E, edge_dim]
-  const A* att;          // [H, padded_dim]; the cosine's beta is in [H, 0]
+  const A* att;          // [H, padded_dim]; the cosine's beta of head h is at [h, 0]
   const A* proj;         // [edge_dim, H, padded_dim]: the transposed edge projection
   const A* proj_rows;    // [H, dim, edge_dim]: the edge projection as given
   const A* edge_scale;   // [E, H] with the strides below

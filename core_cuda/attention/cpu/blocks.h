@@ -2,23 +2,24 @@
 //
 // A chunk is n <= kChunk edges; `rows` points to their padded rows [H, padded] and is filled up to a multiple of four
 // by repeating the last pointer. Values per edge and head are head-major, [H, kChunk]. NV is the number of vectors per
-// head, or 0 if it is known only at run time. `ask` is called about once per edge and prefetches a row of a later edge.
+// head, or 0 if it is known only at run time. `prefetch` is called about once per edge and prefetches a row of a later
+// edge.
 
-struct AskNothing {
+struct PrefetchNothing {
   void operator()() const {}
 };
 
 // s[h, e] = alpha * <own_h, rows[e]_h>
-template <class A, int NV, class Ask = AskNothing>
+template <class A, int NV, class Prefetch = PrefetchNothing>
 static inline void dots(const A* own, const A* const* rows, int64_t n, int64_t heads, int64_t padded, A alpha, A* s,
-                        Ask ask = {}) {
+                        Prefetch prefetch = {}) {
   constexpr int64_t W = kWidth<A>;
   const int64_t vectors = NV ? NV : padded / W;
   for (int64_t e = 0; e < n; e += 4) {
     const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
-    for (int64_t h = heads; h < 4; ++h) ask();
+    for (int64_t h = heads; h < 4; ++h) prefetch();
     for (int64_t h = 0; h < heads; ++h) {
-      if (h < 4) ask();
+      if (h < 4) prefetch();
       Vec<A> t[4] = {};
 #pragma GCC unroll 8
       for (int64_t v = 0; v < vectors; ++v) {
@@ -59,14 +60,14 @@ static inline void dots_of_pairs(const A* const* a, const A* const* b, int64_t n
 }
 
 // acc_h += sum over e of alpha * w[h, e] * rows[e]_h, with NV vectors of each of HB heads in registers.
-template <class A, int HB, int NV, class Ask>
+template <class A, int HB, int NV, class Prefetch>
 static inline void accumulate_block(const A* w, const A* const* rows, int64_t n, int64_t h, int64_t padded,
-                                    int64_t first, A alpha, A* acc, Ask ask) {
+                                    int64_t first, A alpha, A* acc, Prefetch prefetch) {
   constexpr int64_t W = kWidth<A>;
   Vec<A> t[HB * NV] = {};
   for (int64_t e = 0; e < n; ++e) {
     const A* row = rows[e] + h * padded + first;
-    ask();
+    prefetch();
 #pragma GCC unroll 8
     for (int b = 0; b < HB; ++b) {
       const Vec<A> x = splat<A>(w[(h + b) * kChunk + e]);
@@ -84,28 +85,29 @@ static inline void accumulate_block(const A* w, const A* const* rows, int64_t n,
   }
 }
 
-template <class A, int HB, int NV, class Ask>
+template <class A, int HB, int NV, class Prefetch>
 static inline int64_t accumulate_heads(const A* w, const A* const* rows, int64_t n, int64_t h, int64_t heads,
-                                       int64_t padded, A alpha, A* acc, Ask ask) {
-  for (; h + HB <= heads; h += HB) accumulate_block<A, HB, NV>(w, rows, n, h, padded, 0, alpha, acc, ask);
+                                       int64_t padded, A alpha, A* acc, Prefetch prefetch) {
+  for (; h + HB <= heads; h += HB) accumulate_block<A, HB, NV>(w, rows, n, h, padded, 0, alpha, acc, prefetch);
   if constexpr (HB > 1) {
-    return accumulate_heads<A, HB / 2, NV>(w, rows, n, h, heads, padded, alpha, acc, ask);
+    return accumulate_heads<A, HB / 2, NV>(w, rows, n, h, heads, padded, alpha, acc, prefetch);
   } else {
     return h;
   }
 }
 
-template <class A, int NV, class Ask = AskNothing>
+template <class A, int NV, class Prefetch = PrefetchNothing>
 static inline void accumulate(const A* w, const A* const* rows, int64_t n, int64_t heads, int64_t padded, A alpha,
-                              A* acc, Ask ask = {}) {
+                              A* acc, Prefetch prefetch = {}) {
   constexpr int64_t W = kWidth<A>;
   if constexpr (NV > 0) {
-    accumulate_heads<A, 8 / NV, NV>(w, rows, n, 0, heads, padded, alpha, acc, ask);
+    accumulate_heads<A, 8 / NV, NV>(w, rows, n, 0, heads, padded, alpha, acc, prefetch);
   } else {
     for (int64_t h = 0; h < heads; ++h) {
       int64_t at = 0;
-      for (; at + 4 * W <= padded; at += 4 * W) accumulate_block<A, 1, 4>(w, rows, n, h, padded, at, alpha, acc, ask);
-      for (; at < padded; at += W) accumulate_block<A, 1, 1>(w, rows, n, h, padded, at, alpha, acc, ask);
+      for (; at + 4 * W <= padded; at += 4 * W)
+        accumulate_block<A, 1, 4>(w, rows, n, h, padded, at, alpha, acc, prefetch);
+      for (; at < padded; at += W) accumulate_block<A, 1, 1>(w, rows, n, h, padded, at, alpha, acc, prefetch);
     }
   }
 }

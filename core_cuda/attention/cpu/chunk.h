@@ -4,18 +4,18 @@
 template <class A>
 struct Chunk {
   int64_t n = 0;
-  int64_t node[kChunk + kAhead], edge[kChunk];  // node: also of the next kAhead edges, for prefetching
+  int64_t node[kChunk + kAhead], edge[kChunk];  // node: gathered ends, also those of the next kAhead edges (prefetch)
   Ahead ahead;                                  // stream 0 serves the loop over keys, stream 1 that over values
   const A* key[kChunk];                         // gathered rows that the score reads
-  const A* value[kChunk];  // gathered rows that w multiplies: values by destination, grad_out by source
+  const A* value[kChunk];  // gathered rows that w multiplies: values or, in the source pass, grad_out
   A *keys, *values;        // copies of rows that cannot be read in place
   A *attr, *term;          // edge features and their projection
   A* joined;               // source pass: the query-side (source) rows plus the edge term
   A *s, *dp, *w;           // [H, kChunk]
-  A *top, *inverse;        // [H, kChunk]: source pass: the softmax's maximum and 1 / sum of the gathered destinations
+  A *top, *inverse;        // [H, kChunk], source pass: maximum and 1 / sum of the gathered destinations' softmax
   A* r;                    // [H, kChunk]: 1 / norm of the gathered rows, for scores with kInverseNorms
-  A* keep;                 // [H, kChunk]: kept / (1 - p); null without dropout and edge scale
-  A* factor;               // [H, kChunk]: keep times the edge scale; equals keep without one
+  A* keep;                 // [H, kChunk]: dropout factors, 0 or 1 / (1 - p); null without dropout and edge scale
+  A* factor;               // [H, kChunk]: keep times the edge scale; the same array as keep without an edge scale
 };
 
 template <class A>
@@ -45,7 +45,7 @@ static inline Chunk<A> make_chunk(const Args<A>& args, Arena<A>& arena) {
   return c;
 }
 
-// keep[h, e] = kept / (1 - p); factor = keep * edge scale. Fills up to a multiple of kDraws, repeating the first edge.
+// Computes keep and factor. Fills up to a multiple of kDraws edges, repeating the first edge.
 template <class A>
 static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
   const int64_t filled = round_up(c.n, kDraws);
@@ -71,8 +71,8 @@ static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
 }
 
 // Gathers the rows of positions [begin, begin + n): `keys` for the score, and `values`, which may be null if they are
-// the keys. Sets up c.ahead to prefetch the rows of the next positions; prefetches the next nodes' `stats` [N, kStats,
-// H] at once, if the pass reads them.
+// the keys. Sets up c.ahead to prefetch the rows of the next positions, and prefetches the next nodes' `stats` [N,
+// kStats, H] immediately if the pass reads them.
 template <class A>
 static inline void gather(const Args<A>& args, const Rows& keys, const Rows& values, int64_t begin, int64_t n,
                           int64_t* prefetched, Chunk<A>& c, const A* stats = nullptr) {
@@ -156,7 +156,7 @@ static inline void add_value_term(const Args<A>& args, Chunk<A>& c, const A* gra
 // Prefetches the query-side rows of `row`. They are read in order, but too far apart in time for the hardware
 // prefetcher.
 template <class A>
-static inline void ask_for_own(Pass pass, const Args<A>& args, int64_t row) {
+static inline void prefetch_own(Pass pass, const Args<A>& args, int64_t row) {
   if (row >= args.graph.num_rows) return;
   const int64_t keys = args.heads * args.dim, values = args.heads * args.channels;
   prefetch_rows(pass == Pass::by_src ? args.src : args.dst, &row, 1, keys);

@@ -5,11 +5,11 @@
 //   P = exp(s - m) / Z   w = P f   out = sum w (v + t)
 //   dP = f <dO, v + t>  (or k * dA for the gradient of returned weights)   Delta = sum P dP = <out, dO>
 //   ds = P (dP - Delta)
-// m and Z are saved separately: the logsumexp m + log Z of large logits would be rounded as coarsely as they are. For
+// m and Z are saved separately: the logsumexp m + log Z of large logits would be rounded as coarsely as the logits. For
 // the same reason every pass must compute an edge's logit to the same bits. Passes only gather, so they need no
-// atomics: the destination pass reads the CSR and writes what belongs to destinations and edges, the source pass reads
-// the CSC and writes what belongs to sources. The segment of a row that parts share leaves its state in the fix-up
-// workspace (`carry`); merge() adds up the states in the order of the parts. Included once per instruction set.
+// atomics: the destination pass reads the CSR and writes the gradients of destinations and edges, the source pass reads
+// the CSC and writes the gradients of sources. The state of a row segment that parts share is stored in the fix-up
+// workspace (`carry`); merge() adds up these states in the order of the parts. Included once per instruction set.
 
 template <class A, template <class, int> class ScoreOf, int NV>
 struct Passes {
@@ -32,15 +32,15 @@ struct Passes {
   // Computes the logits of c.key and adds the edge term to the keys, in `copies`. With kTermJoinsRows the logit is
   // computed from the rows and the term separately, so that it has the same bits whichever side is gathered.
   static void score_logits(const Args<A>& a, const A* own, Chunk<A>& c, A* copies) {
-    const AskLane<0> ask{&c.ahead};
+    const PrefetchLane<0> prefetch{&c.ahead};
     if constexpr (Score::kInverseNorms) {
-      Score::logits(a, own, c.key, c.n, c.s, c.r, ask);
+      Score::logits(a, own, c.key, c.n, c.s, c.r, prefetch);
     } else if constexpr (Score::kTermJoinsRows) {
-      Score::logits(a, own, c.key, a.edge_dim ? c.term : nullptr, c.n, c.s, ask);
+      Score::logits(a, own, c.key, a.edge_dim ? c.term : nullptr, c.n, c.s, prefetch);
       if (a.edge_dim) join_term(a, c, c.key, copies);
     } else {
       if (a.edge_dim) join_term(a, c, c.key, copies);
-      Score::logits(a, own, c.key, c.n, c.s, ask);
+      Score::logits(a, own, c.key, c.n, c.s, prefetch);
     }
   }
 
@@ -53,8 +53,7 @@ struct Passes {
     Score::grad(a, own, c.key, c.n, c.dp, grad_own, grad_att, term);
   }
 
-  // delta = <out, dO>, by dots() as dP is, so that a row of a single edge has ds = P (dP - Delta) = 0 exactly, as it
-  // should.
+  // delta = <out, dO>, computed by dots() like dP, so that a row of a single edge has ds = P (dP - Delta) = 0 exactly.
   static void delta_of_row(const Args<A>& a, int64_t row, const A* grad, A* out_buffer, A* s, A* delta) {
     const A* out = row_of(a.saved_out, row, a.heads, a.channels, a.padded_channels, out_buffer);
     const A* rows[4] = {out, out, out, out};
@@ -66,7 +65,7 @@ struct Passes {
   static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, int64_t row, const A* own, const A* grad_row, const A* stats,
                            A* delta, bool whole, A* grad_att, A* grad_proj, A* attr_row, A* state) {
     if (a.grad_out) {
-      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp, AskLane<1>{&c.ahead});
+      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp, PrefetchLane<1>{&c.ahead});
     } else {
       load_weight_grads(a, c);
     }
@@ -89,7 +88,7 @@ struct Passes {
     const bool term_joins_own = a.edge_dim && !Score::kTermJoinsRows;
     if (!a.grad_out) load_weight_grads(a, c);
     if (term_joins_own) {
-      // The same sums in the same order as in the destination pass, for the reason given at delta_of_row.
+      // Sums in the order of the destination pass, for the reason given at delta_of_row().
       const A *keys[kChunk], *values[kChunk];
       if (a.grad_out) {
         join_own(a, c, own_value, values, c.joined);
@@ -100,12 +99,12 @@ struct Passes {
     } else {
       score_logits(a, own_key, c, c.keys);
       if (a.grad_out) {
-        dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp, AskLane<1>{&c.ahead});
+        dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp, PrefetchLane<1>{&c.ahead});
       }
     }
     softmax_backward_by_src(a, c);
-    // Without a value tensor both gradients belong to the key. With kInverseNorms they are summed apart, since only the
-    // score's goes through the norm.
+    // Without a value tensor both gradients belong to the key. With kInverseNorms they are summed separately, since
+    // only the score's gradient passes through the norm.
     A* values = a.value || Score::kInverseNorms ? state + keys_size(a) : state;
     if (a.grad_out && (a.grad_value || !a.value)) {
       accumulate<A, NV>(c.w, c.value, n, a.heads, a.padded_channels, A(1), values);
@@ -115,7 +114,7 @@ struct Passes {
 
   // Rows -------------------------------------------------------------------------------------------------------------
 
-  // Finishes a complete row. buffer: room for a row of keys; grad_att: the partial sums of the part.
+  // Finishes a complete row. buffer: memory for a row of keys; grad_att: the partial sums of the part.
   static void finish(Pass pass, const Args<A>& a, int64_t row, A* state, A* buffer, A* grad_att) {
     if constexpr (Score::kInverseNorms) {
       if (pass == Pass::by_dst) {
@@ -140,16 +139,16 @@ struct Passes {
     A* grad_proj = a.grad_proj ? a.grad_proj + part * a.edge_dim * term_stride(a) : nullptr;
     int64_t prefetched = 0;
     Walk walk(a.graph, a.items_per_part, part);
-    Piece piece;
-    while (walk.next(&piece)) {
-      const int64_t row = piece.row;
+    Segment segment;
+    while (walk.next(&segment)) {
+      const int64_t row = segment.row;
       if (pass == Pass::delta_of_out) {
         const A* grad = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, other_buffer);
-        if (piece.finished) delta_of_row(a, row, grad, state, c.s, delta_of(a, row));
+        if (segment.finished) delta_of_row(a, row, grad, state, c.s, delta_of(a, row));
         continue;
       }
       clear_state(pass, a, state);
-      ask_for_own(pass, a, row + 2);
+      prefetch_own(pass, a, row + 2);
       const bool by_src = pass == Pass::by_src;
       const A* own = row_of(by_src ? a.src : a.dst, row, a.heads, a.dim, a.padded_dim, own_buffer);
       const A* own_value = own;
@@ -158,25 +157,25 @@ struct Passes {
       if (pass == Pass::by_dst && a.grad_out) {
         grad_row = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, other_buffer);
       }
-      const bool whole = piece.fresh && piece.finished && piece.end - piece.begin <= kChunk;
+      const bool whole = segment.fresh && segment.finished && segment.end - segment.begin <= kChunk;
       if (pass == Pass::by_dst && !a.grad_out) {
         for (int64_t h = 0; h < a.heads; ++h) delta[h] = delta_of(a, row)[h];
       } else if (pass == Pass::by_dst && !whole) {
         delta_of_row(a, row, grad_row, state, c.s, delta);
         clear_state(pass, a, state);
       }
-      for (int64_t begin = piece.begin; begin < piece.end; begin += kChunk) {
-        const int64_t n = piece.end - begin < kChunk ? piece.end - begin : kChunk;
+      for (int64_t begin = segment.begin; begin < segment.end; begin += kChunk) {
+        const int64_t n = segment.end - begin < kChunk ? segment.end - begin : kChunk;
         if (by_src) {
           by_src_chunk(a, c, own, own_value, begin, n, &prefetched, state);
-          c.ahead.ask_rest();
+          c.ahead.prefetch_rest();
           continue;
         }
         destination_logits(a, own, begin, n, &prefetched, c);
         if (pass == Pass::forward) {
           join_softmax(a, c, state);
           accumulate<A, NV>(c.s, c.value, c.n, a.heads, a.padded_channels, A(1), state + 2 * heads_size(a),
-                            AskLane<1>{&c.ahead});
+                            PrefetchLane<1>{&c.ahead});
         } else if (pass == Pass::weights) {
           softmax_of_row(a, c, a.maximum + row * a.heads, a.inverse_sum + row * a.heads);
           write_weights(a, c);
@@ -186,15 +185,15 @@ struct Passes {
         } else {
           by_dst_chunk(a, c, row, own, grad_row, stats, delta, whole, grad_att, grad_proj, attr_row, state);
         }
-        c.ahead.ask_rest();
+        c.ahead.prefetch_rest();
       }
-      if (pass == Pass::by_dst && piece.finished) {
+      if (pass == Pass::by_dst && segment.finished) {
         for (int64_t h = 0; h < a.heads; ++h) delta_of(a, row)[h] = delta[h];
       }
-      if (piece.fresh && piece.finished) {
+      if (segment.fresh && segment.finished) {
         finish(pass, a, row, state, own_buffer, grad_att);
       } else if (a.carry) {
-        A* kept = carried(pass, a, part, piece.fresh ? 1 : 0);
+        A* kept = carried(pass, a, part, segment.fresh ? 1 : 0);
         for (int64_t i = 0; i < carry_size(pass, a); ++i) kept[i] = state[i];
       }
     }
@@ -204,12 +203,12 @@ struct Passes {
   static void merge(Pass pass, const Args<A>& a, int64_t part, A* state) {
     if (!a.carry) return;
     Walk walk(a.graph, a.items_per_part, part);
-    Piece piece;
-    if (!walk.next(&piece) || piece.fresh || !piece.finished) return;
-    const int64_t first = first_part_of_row(a.graph, piece.row, a.items_per_part);
+    Segment segment;
+    if (!walk.next(&segment) || segment.fresh || !segment.finished) return;
+    const int64_t first = first_part_of_row(a.graph, segment.row, a.items_per_part);
     clear_state(pass, a, state);
     for (int64_t p = first; p <= part; ++p) combine_states(pass, a, state, carried(pass, a, p, p == first ? 1 : 0));
-    finish(pass, a, piece.row, state, state + carry_size(pass, a), part_of_att(a, part));
+    finish(pass, a, segment.row, state, state + carry_size(pass, a), part_of_att(a, part));
     fence_streams();
   }
 

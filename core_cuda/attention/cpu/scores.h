@@ -1,20 +1,21 @@
 // Score functors: the logit and its gradient, for one query-side row (`own`) and the gathered rows of a chunk. The
 // functions are symmetric in the two sides, so one functor serves the destination pass and the source pass. Included
-// once per instruction set. To add a score, add a struct with these two functions and its line in ../score.h.
+// once per instruction set. To add a score, add a struct with these two functions and its line in common/score.h.
 //
-//   logits(args, own, rows, n, s, ask)
-//       s[h, e] = score of own and rows[e], with the same bits if own and rows[e] are exchanged; calls ask() about once
-//       per edge
+//   logits(args, own, rows, n, s, prefetch)
+//       s[h, e] = score of own and rows[e], with the same bits if own and rows[e] are exchanged; calls prefetch() about
+//       once per edge
 //   grad(args, own, rows, n, ds, grad_own, grad_att, term)
 //       grad_own += sum over e of ds[h, e] * d score / d own
 //       grad_att += the same for the attention vector (null: not needed)
 //       term[e]   = ds[h, e] * d score / d rows[e], [n, term_stride] (null: not needed)
-//   kTermJoinsRows: the edge term may be added to the gathered rows, whichever side they are. logits() then takes the
-//       rows without it and, between rows and n, the argument term, [n, term_stride] (null: no edge term).
+//   kTermJoinsRows: the edge term may be added to the gathered rows of either side. logits() then takes the rows
+//       without the term and, between rows and n, the argument term, [n, term_stride] (null: no edge term).
 //   kInverseNorms: the score divides by the norms of both rows. logits() then also returns r[h, e] = 1 / norm of
 //       rows[e], the passes multiply ds by it before grad(), and grad() sums the gradient of own's unit row
 //   through_norm(args, own, grad, grad_att)
-//       converts that to the gradient of own, in place, and adds to that of the attention vector (null: not needed)
+//       converts the gradient of own's unit row to the gradient of own, in place, and adds to the gradient of the
+//       attention vector (null: not needed)
 //   center(args, row, stats, ds, n, grad_att)
 //       reduces rounding errors: subtracts a constant of the row times the sum of ds, which is zero in exact
 //       arithmetic, from the gradient of the attention vector
@@ -29,9 +30,9 @@ template <class A, int NV>
 struct DotScore {
   static constexpr bool kTermJoinsRows = false, kInverseNorms = false;
 
-  template <class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, Ask ask) {
-    dots<A, NV>(own, rows, n, args.heads, args.padded_dim, args.coefficient, s, ask);
+  template <class Prefetch>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, Prefetch prefetch) {
+    dots<A, NV>(own, rows, n, args.heads, args.padded_dim, args.coefficient, s, prefetch);
   }
 
   static void grad(const Args<A>& args, const A* own, const A* const* rows, int64_t n, const A* ds, A* grad_own,
@@ -56,26 +57,28 @@ struct Gatv2Score {
   static constexpr bool kTermJoinsRows = true, kInverseNorms = false;
   static constexpr int64_t W = kWidth<A>;
 
-  template <class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s, Ask ask) {
+  template <class Prefetch>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s,
+                     Prefetch prefetch) {
     if (term) {
-      logits<true>(args, own, rows, term, n, s, ask);
+      logits<true>(args, own, rows, term, n, s, prefetch);
     } else {
-      logits<false>(args, own, rows, term, n, s, ask);
+      logits<false>(args, own, rows, term, n, s, prefetch);
     }
   }
 
-  template <bool kTerm, class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s, Ask ask) {
+  template <bool kTerm, class Prefetch>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s,
+                     Prefetch prefetch) {
     const int64_t heads = args.heads, padded = args.padded_dim, vectors = NV ? NV : padded / W;
     const int64_t stride = term_stride(args);
     // att leaky(z) = att (1 + slope) / 2 z + att (1 - slope) / 2 |z|: no compare, and any slope
     const Vec<A> linear = splat<A>((1 + args.coefficient) / 2), absolute = splat<A>((1 - args.coefficient) / 2);
     for (int64_t e = 0; e < n; e += 4) {
       const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
-      for (int64_t h = heads; h < 4; ++h) ask();
+      for (int64_t h = heads; h < 4; ++h) prefetch();
       for (int64_t h = 0; h < heads; ++h) {
-        if (h < 4) ask();
+        if (h < 4) prefetch();
         Vec<A> t[4] = {};
 #pragma GCC unroll 8
         for (int64_t v = 0; v < vectors; ++v) {
@@ -173,10 +176,11 @@ template <class A, int NV>
 struct GatScore {
   static constexpr bool kTermJoinsRows = true, kInverseNorms = false;
 
-  template <class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s, Ask ask) {
+  template <class Prefetch>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s,
+                     Prefetch prefetch) {
     spread_heads(rows, n, args.heads, s);
-    for (int64_t e = 0; e < n; ++e) ask();
+    for (int64_t e = 0; e < n; ++e) prefetch();
     for (int64_t h = 0; h < args.heads; ++h) {
       A* mine = s + h * kChunk;
       for (int64_t e = 0; term && e < n; ++e) mine[e] = (mine[e] + own[h]) + term[e * term_stride(args) + h];
@@ -219,14 +223,15 @@ struct CosineScore {
   static constexpr bool kTermJoinsRows = true, kInverseNorms = true;
   static constexpr int64_t W = kWidth<A>;
 
-  template <class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, A* r, Ask ask) {
+  template <class Prefetch>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, A* r,
+                     Prefetch prefetch) {
     const int64_t heads = args.heads, padded = args.padded_dim, vectors = NV ? NV : padded / W;
     for (int64_t e = 0; e < n; e += 4) {
       const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
-      for (int64_t h = heads; h < 4; ++h) ask();
+      for (int64_t h = heads; h < 4; ++h) prefetch();
       for (int64_t h = 0; h < heads; ++h) {
-        if (h < 4) ask();
+        if (h < 4) prefetch();
         Vec<A> dot[4] = {}, square[4] = {};
 #pragma GCC unroll 8
         for (int64_t v = 0; v < vectors; ++v) {
@@ -257,10 +262,10 @@ struct CosineScore {
     if (grad_own) accumulate<A, NV>(ds, rows, n, args.heads, args.padded_dim, A(1), grad_own);
   }
 
-  // The gradient of beta is a sum of ds cos. An error common to all ds of a row, such as the rounding of Delta, enters
-  // it times the mean cosine of the row, which is nearly 1 for nonnegative features. So the cosines are centered:
-  // log(mean of exp(s)) / beta approximates their mean. Where beta is almost 0 that quotient is unusable and nothing is
-  // subtracted.
+  // The gradient of beta is a sum of ds cos. An error common to all ds of a row, such as the rounding of Delta, is
+  // multiplied in it by the mean cosine of the row, which is nearly 1 for nonnegative features. So the cosines are
+  // centered: log(mean of exp(s)) / beta approximates their mean. Where beta is almost 0 that quotient is unusable and
+  // nothing is subtracted.
   static void center(const Args<A>& args, int64_t row, const A* stats, const A* ds, int64_t n, A* grad_att) {
     const auto degree = static_cast<float>(args.graph.row_begin(row + 1) - args.graph.row_begin(row));
     for (int64_t h = 0; h < args.heads; ++h) {
@@ -272,8 +277,8 @@ struct CosineScore {
     }
   }
 
-  // With r = 1 / max(|x|, least) and G = grad: beta r (G - <G, rx> rx); where |x| < least, r is constant and it is
-  // beta r G.
+  // With r = 1 / max(|x|, least) and G = grad, the gradient of x is beta r (G - <G, rx> rx); where |x| < least, r is
+  // constant and the gradient is beta r G.
   static void through_norm(const Args<A>& args, const A* own, A* grad, A* grad_att) {
     const int64_t padded = args.padded_dim;
     for (int64_t h = 0; h < args.heads; ++h) {

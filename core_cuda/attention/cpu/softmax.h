@@ -4,8 +4,8 @@
 template <int N>
 struct Fixed {};
 
-// Calls work(h, Fixed<G>, Fixed<NE>) for G heads at a time, 4 or 1: heads processed one after the other would each wait
-// for the cross-lane sums and maxima of the last. NE: 1 only if the n edges fit one vector, else 0.
+// Calls work(h, Fixed<G>, Fixed<NE>) for G heads at a time, 4 or 1: heads processed one by one would each wait for the
+// cross-lane sums and maxima of the head before. NE: 1 if G is 4 and the n edges fit one vector, else 0.
 template <class A, class F>
 static EDGELESS_INLINE void by_heads(const Args<A>& a, int64_t n, F&& work) {
   int64_t h = 0;
@@ -80,7 +80,7 @@ static inline void join_softmax(const Args<A>& a, Chunk<A>& c, A* state) {
   by_heads(a, c.n, [&](int64_t h, auto heads, auto vectors) { join_softmax(a, c, h, heads, vectors, state); });
 }
 
-// s becomes P; maximum and inverse_sum [H] are those of the query-side row.
+// Replaces s by P. maximum, inverse_sum: [H], of the query-side row.
 template <class A>
 static inline void softmax_of_row(const Args<A>& a, Chunk<A>& c, const A* maximum, const A* inverse_sum) {
   for (int64_t h = 0; h < a.heads; ++h) {
@@ -131,8 +131,8 @@ static inline void write_scale_grads(const Args<A>& a, const Chunk<A>& c) {
 }
 
 // Inputs: the logits in s and <dO, v> in dp. Results: P in s, w = P f, and ds = P (f dp - Delta) in dp. whole: the
-// chunk holds all edges of the row, and Delta is computed here, as sum P dP over sum P, which is 1 up to rounding, so
-// that the ds of the row cancel as they should. stats: those of the row, from head h on.
+// chunk holds all edges of the row. Then Delta is computed here as sum P dP / sum P, so that the row's ds sum to zero
+// although the rounded sum P is not exactly 1. stats: the row's statistics from head h on.
 template <class A, int G, int NE>
 static inline void softmax_backward(const Args<A>& a, Chunk<A>& c, int64_t h, Fixed<G>, Fixed<NE>, const A* stats,
                                     bool whole, A* delta) {
@@ -184,7 +184,7 @@ static inline void softmax_backward(const Args<A>& a, Chunk<A>& c, const A* stat
   });
 }
 
-// The same for the source pass, with the statistics of each gathered destination: w = P f, and ds in dp.
+// softmax_backward() of the source pass, with the statistics of each gathered destination: w = P f, and ds in dp.
 template <class A>
 static inline void softmax_backward_by_src(const Args<A>& a, Chunk<A>& c) {
   const int64_t n = c.n;

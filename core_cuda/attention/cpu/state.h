@@ -1,4 +1,4 @@
-// The state of a row: the accumulators of a pass over its edges. A segment of a row that parts share leaves its state
+// The state of a row: the accumulators of a pass over its edges. The state of a row segment that parts share is stored
 // in the fix-up workspace (`carry`). Nothing here depends on the score. Included once per instruction set.
 //
 // Layout: forward [H max][H sum][H * padded_channels]; by_dst [keys]; by_src [keys][values]; delta [H]

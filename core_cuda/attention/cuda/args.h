@@ -23,10 +23,10 @@ struct OutRows {
   int32_t dim = 0;
   bool wide = false;     // elements have the opmath dtype, not the storage dtype
   bool aligned = false;  // every head is 16-byte aligned
-  bool whole = false;    // and a whole number of vectors of the storage dtype
-  bool halves = false;   // or is 8-byte aligned and a whole number of half vectors
-  // Row stride in heads; larger than Args::heads where several tensors share a buffer. Not next to dim: one load of
-  // both would be of the slower kind, and passes over rows of few edges take a tenth longer with it.
+  bool whole = false;    // every head is a whole number of vectors of the storage dtype, each aligned to its size
+  bool halves = false;   // every head is 8-byte aligned and a whole number of half vectors
+  // Row stride in heads; larger than Args::heads where several tensors share a buffer. Not adjacent to dim: a single
+  // load of both would be of a slower kind, which makes passes over rows of few edges a tenth slower.
   int32_t heads = 0;
   constexpr explicit operator bool() const { return base != nullptr; }
 };
@@ -44,7 +44,7 @@ struct Args {
   const void* att = nullptr;   // [heads, key_vectors * vector] of A; cosine: [heads], the factor
   A coefficient = 0;           // dot: scale; cosine: least norm; others: negative slope
   A base_two_coefficient = 0;  // coefficient * log2 e
-  // cosine: [Nd, H] and [Ns, H], 1 / norm; -1 / least where the norm is below the least one
+  // cosine: [Nd, H] and [Ns, H]; 1 / norm, or -1 / least where the norm is below the least norm
   const A *dst_over_norm = nullptr, *src_over_norm = nullptr;
 
   // Options. Per-edge arrays are indexed by original edge id; [E, H] arrays are contiguous unless strides are given.
@@ -78,20 +78,21 @@ struct Args {
   // memory is short.
   A* stats = nullptr;  // [Nd, H, 2]
   A* delta = nullptr;  // [Nd, H], where stats is null
-  // Rows with large logits, see exact.cuh. exact: [Nd, H, 2], what the source pass reads of them. some_large: whether
-  // there are any, for a source pass whose gradients overwrite its rows; 0 before the destination pass.
+  // Rows with large logits (exact.cuh). exact: [Nd, H, 2], the correction of their logsumexp and their Delta, for the
+  // source pass. some_large: 0 before the destination pass, 1 after it if such a row exists; null unless the gradients
+  // of the source pass overwrite its rows.
   A* exact = nullptr;
   int* some_large = nullptr;
   const A* grad_weights = nullptr;  // [E, H]: gradient of the returned weights, in place of grad_out
   OutRows grad_dst, grad_src, grad_value;
   A* grad_att = nullptr;     // [ranges, heads, key_vectors * vector] partial sums; cosine: [ranges, heads]
   A* ds_out = nullptr;       // [E, H] gradient of the logit (gat: of the LeakyReLU's argument)
-  bool ds_in_order = false;  // gatv2 with edge features: indexed by CSR position, not by id
-  A* weights_out = nullptr;  // [E, H] weights with dropout; times scale where weights_scaled
+  bool ds_in_order = false;  // gatv2 with edge features: ds_out is indexed by CSR position, not by id
+  A* weights_out = nullptr;  // [E, H] P times the dropout factor and, with weights_scaled, times scale
   bool weights_scaled = false;
   A* grad_scale = nullptr;  // [E, H]
 
-  A* carry = nullptr;  // fix-up workspace, segments of hubs: [2, slots, heads, carry_size]
+  A* carry = nullptr;  // fix-up workspace for the segments of hubs: [2, slots, heads, carry_size]
   int carry_size = 0;
 };
 

@@ -16,21 +16,21 @@
 
 namespace edgeless::cuda {
 
-template <class Fn, class S, class I, int kVecs, class Team, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+template <class Fn, class S, class I, int kVecs, class SubWarp, int kMode, class Segments, class Shares>
+__device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I>& shares, Segments& segments,
                                           Shares& att_shares);
 
-// kAgain: repeats the block's range after walk_rows() has failed. It is instantiated in a function of its own, since
-// values that live across the calls in it would take registers from the loop of walk_rows().
-template <class Fn, class S, class I, int kVecs, class Team, int kMode, bool kAgain, class Pieces, class Shares>
-__device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
+// kAgain: repeats the block's range after walk_rows() has failed. This case is instantiated in a noinline function,
+// since values that live across its calls would take registers from the loop of walk_rows().
+template <class Fn, class S, class I, int kVecs, class SubWarp, int kMode, bool kAgain, class Segments, class Shares>
+__device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Segments& segments,
                                             Shares& att_shares, bool& large) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV, kBytes = sizeof(Raw<S>);
-  constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
+  constexpr int kEdges = SubWarp::kEdges, kRows = SubWarp::kRows, kRounds = SubWarp::kRounds;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue, kSumsDs = Fn::kAtt || Fn::kInverseNorms;
 
-  const typename Team::Place place(args.layout, args.heads);
+  const typename SubWarp::Place place(args.layout, args.heads);
   if constexpr (!kAgain) {
     if (kMakesExact<S> && threadIdx.x == 0) large = false;
     divide_range(args.graph, args.part, place, shares);
@@ -38,9 +38,10 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors, kBytes), value_offsets(place, args.value_vectors, kBytes);
-  // Recomputed for every row where they would be spilled: GATv2's kernels of four edges have no registers left.
+  // Row pointers, recomputed for every row where they would spill: GATv2's kernels of four edges have no registers
+  // left.
   const auto rows_of = [&](const Rows& rows, Offsets<kVecs> offsets) {
-    if constexpr (Fn::kAtt && kMakesExact<S> && kVecs == 1 && Team::kBatch == 4) offsets.at[0] = held(offsets.at[0]);
+    if constexpr (Fn::kAtt && kMakesExact<S> && kVecs == 1 && SubWarp::kBatch == 4) offsets.at[0] = held(offsets.at[0]);
     return RowPointers<kVecs>(rows, place.head, offsets);
   };
   RowPointers<kVecs> keys(args.src, place.head, key_offsets);
@@ -52,10 +53,10 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   const bool has_grad = !has_arrays(kMode) || args.grad_out;
 
   A att[kPer], own[kPer], grad[kPer], acc[kPer];
-  A own_scalar = 0;        // of the row: gat's scalar; gatv2: the lane's part of <att, x>
+  A own_scalar = 0;        // gat: the row's scalar; gatv2: the lane's part of <att, x> of the row
   A acc_scalar = 0;        // gatv2, cosine: sum of ds; gat: the gradient; the lane's part until the row ends
-  A shift = 0, delta = 0;  // of the row: P = 2^(s - shift) with the s computed here; Delta
-  A own_over = 0;          // of the row: see inverse_norms.cuh
+  A shift = 0, delta = 0;  // the row's shift, with P = 2^(s - shift) for the s computed here, and its Delta
+  A own_over = 0;          // 1 / norm of the row (inverse_norms.cuh)
   Raw<S> own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
@@ -89,7 +90,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     }
     fresh = true;
   };
-  // Whole warp; sub-warps whose row is not fresh take part only in the shuffles.
+  // Called by whole warps; sub-warps whose row is not fresh only participate in the shuffles.
   auto take_rows = [&] {
     A dot = 0;
     if (fresh) {
@@ -135,7 +136,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
 
   // Writes a row's gradient or, where other blocks hold parts of the row, its segment.
   auto emit = [&](I row, bool lead, bool complete) {
-    const bool piece = lead || !complete;
+    const bool partial = lead || !complete;
     if constexpr (Fn::kInverseNorms) {
       if (args.grad_dst || args.grad_att) {
         const A share = norms.close(acc, own, own_over, place);
@@ -150,13 +151,13 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         out[k] = Fn::finish(acc[k], acc_scalar, args.coefficient);
         if constexpr (Fn::kAtt) out[k] *= att[k] * A(kLn2);
       }
-      if (piece) {
-        store_piece<S, kVecs>(carry_at(args, shares, lead, place.head), place, args.key_vectors, out);
+      if (partial) {
+        store_segment<S, kVecs>(carry_at(args, shares, lead, place.head), place, args.key_vectors, out);
       } else {
         store_row<S, kVecs>(args.grad_dst, row, args.grad_dst.heads, place, out);
       }
     } else if (place.lane == 0 && args.grad_dst) {
-      if (piece) {
+      if (partial) {
         *carry_at(args, shares, lead, place.head) = acc_scalar;
       } else {
         reinterpret_cast<A*>(args.grad_dst.base)[static_cast<int64_t>(row) * args.heads + place.head] = acc_scalar;
@@ -165,8 +166,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   };
 
   auto sum_edges = [&] {
-    if constexpr (Fn::kScalar || kSumsDs) acc_scalar = Team::batch_sum(place, acc_scalar);
-    if constexpr (kKeys) Team::sum_lanes(acc, place.mask());
+    if constexpr (Fn::kScalar || kSumsDs) acc_scalar = SubWarp::batch_sum(place, acc_scalar);
+    if constexpr (kKeys) SubWarp::sum_lanes(acc, place.mask());
   };
   auto close_row = [&] {
     if constexpr (!kAgain) sum_edges();
@@ -177,17 +178,17 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
 #pragma unroll
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
   };
-  auto leave = [&] { pieces.leave(place, acc, acc_scalar); };
-  auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
+  auto leave = [&] { segments.leave(place, acc, acc_scalar); };
+  auto add = [&](int sub_warp, int thread) { segments.add_to(acc, acc_scalar, sub_warp, thread); };
 
-  EdgeWindow<I, Team> window(args.graph, walk, place);
-  EdgeOptions<Fn, S, Team, I, false, kMode> options(args, place, walk, window.slot);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4 && kBytes == 16;
-  std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
-                                                                                    args.key_vectors, walk);
-  auto take = [&] {  // whole warp
+  EdgeWindow<I, SubWarp> window(args.graph, walk, place);
+  EdgeOptions<Fn, S, SubWarp, I, false, kMode> options(args, place, walk, window.slot);
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && SubWarp::kBatch <= 4 && SubWarp::kWidth > 4 && kBytes == 16;
+  std::conditional_t<kAhead, Ahead<I, SubWarp::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
+                                                                                       args.key_vectors, walk);
+  auto take = [&] {  // called by whole warps
     window.begin(walk);
-    Raw<S> key_raw[kTurns][kRows][kVecs], value_raw[kTurns][kRows][kVecs];
+    Raw<S> key_raw[kRounds][kRows][kVecs], value_raw[kRounds][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if constexpr (kValues) {
       if (has_grad) {
@@ -196,45 +197,45 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         clear_rows(value_raw);
       }
     }
-    A source_scalar[kTurns], other_over[kTurns];
+    A source_scalar[kRounds], other_over[kRounds];
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
+    for (int t = 0; t < kRounds; ++t) {
       source_scalar[t] = !kKeys && args.src ? load_scalar<A>(args.src, window.index[t], place.head) : A(0);
       other_over[t] = norms.other(window.index[t]);
     }
-    ahead.ask(keys.at[0], keys.stride);
+    ahead.prefetch(keys.at[0], keys.stride);
     if constexpr (kMode > kPlain) {
-      options.ask(args, window, walk, place.head);
+      options.prefetch(args, window, walk, place.head);
     } else {
       window.advance(walk);
     }
     ahead.advance(walk);
     if constexpr (kMode > kPlain) options.draw(args, seed, place.head, window.slot);
     if (__any_sync(kFullWarp, fresh)) take_rows();
-    if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
+    if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, SubWarp, kVecs, kMode>::make(args, options.ids);
 
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int n = window.count_of(turn);
+    for (int round = 0; round < kRounds; ++round) {
+      const int n = window.count_of(round);
       const bool valid = window.slot < n;
 
       // logits and dP
       A logit[kRows], product[kRows];
       A termed[has_edge_term(kMode) ? kRows : 1][kPer];  // keys with the edge term
       if constexpr (has_edge_term(kMode)) {
-        EdgeTerms<S, I, Team, kVecs, kMode>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
+        EdgeTerms<S, I, SubWarp, kVecs, kMode>::add(args, place, options.ids, round, n, key_raw[round], termed);
       }
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
         A other[kPer];
         product[u] = 0;
         if constexpr (kValues) {
-          unpack_all<S, kVecs>(value_raw[turn][u], other);
+          unpack_all<S, kVecs>(value_raw[round][u], other);
 #pragma unroll
           for (int k = 0; k < kPer; ++k) product[u] = fma(grad[k], other[k], product[u]);
         }
         if constexpr (kKeys) {
-          unpack_all<S, kVecs>(key_raw[turn][u], other);
+          unpack_all<S, kVecs>(key_raw[round][u], other);
           if constexpr (!kValues) {
 #pragma unroll
             for (int k = 0; k < kPer; ++k) product[u] = fma(grad[k], other[k], product[u]);
@@ -249,16 +250,16 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
           logit[u] = sum.sum(args.coefficient);
         }
       }
-      A s, dp = Team::sum_of_own_edge(place, product);
+      A s, dp = SubWarp::sum_of_own_edge(place, product);
       if constexpr (kKeys) {
-        const A sum = Team::sum_of_own_edge(place, logit);
-        s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
+        const A sum = SubWarp::sum_of_own_edge(place, logit);
+        s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[round]);
       } else {
-        s = own_scalar + source_scalar[turn];
+        s = own_scalar + source_scalar[round];
       }
       A ds, derivative = 1;
       if constexpr (kMode > kPlain) {
-        const auto edge = options.of(args, turn, window.slot, place.head, valid);
+        const auto edge = options.of(args, round, window.slot, place.head, valid);
         s += edge.logit_term;
         if constexpr (Fn::kScalar) {
           derivative = GatScore::derivative(s, args.coefficient);
@@ -274,7 +275,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         if (has_arrays(kMode) && args.grad_weights && valid) dp += args.grad_weights[edge.at];
         ds = valid ? p * (edge.keep * dp - delta) : A(0);
         if (has_arrays(kMode) && args.ds_out && valid) {
-          const int64_t position = walk.edge - window.count + turn * kEdges + window.slot;
+          const int64_t position = walk.edge - window.count + round * kEdges + window.slot;
           const bool in_order = has_edge_term(kMode) && args.ds_in_order;
           args.ds_out[in_order ? position * args.heads + place.head : edge.at] = ds * derivative;
         }
@@ -292,13 +293,14 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         if constexpr (kSumsDs) acc_scalar += ds;
         A d[kRows];
 #pragma unroll
-        for (int u = 0; u < kRows; ++u) d[u] = Team::from_owner(place, norms.of_edge(ds, other_over[turn], valid), u);
+        for (int u = 0; u < kRows; ++u)
+          d[u] = SubWarp::from_owner(place, norms.of_edge(ds, other_over[round], valid), u);
 #pragma unroll
         for (int u = 0; u < kRows; ++u) {
 #pragma unroll
           for (int v = 0; v < kVecs; ++v) {
             A x[kV];
-            if constexpr (!has_edge_term(kMode)) unpack_again<S, kScarce<Fn, Team>>(key_raw[turn][u][v], x);
+            if constexpr (!has_edge_term(kMode)) unpack_again<S, kScarce<Fn, SubWarp>>(key_raw[round][u][v], x);
 #pragma unroll
             for (int k = 0; k < kV; ++k) {
               if constexpr (has_edge_term(kMode)) x[k] = termed[u][v * kV + k];
@@ -324,8 +326,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     auto make = [&] {
       load_row(walk.row);
       A sums[kPer];
-      const RowOfTeam<I> row{walk.row, walk.edge, walk.row_end, !walk.lead, kPer};
-      acc_scalar = exact_by_dst<Fn, has_edge_term(kMode)>(args, TeamOfHead(place), row, sums);
+      const RowOfSubWarp<I> row{walk.row, walk.edge, walk.row_end, !walk.lead, kPer};
+      acc_scalar = exact_by_dst<Fn, has_edge_term(kMode)>(args, SubWarpOfHead(place), row, sums);
 #pragma unroll
       for (int k = 0; k < kPer; ++k) acc[k] = sums[k];
     };
@@ -338,7 +340,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     auto failed = [&] { return large; };
     if (!walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, failed)) {
       if (threadIdx.x == 0 && args.some_large) *args.some_large = 1;
-      return by_dst_again<Fn, S, I, kVecs, Team, kMode>(args, shares, pieces, att_shares);
+      return by_dst_again<Fn, S, I, kVecs, SubWarp, kMode>(args, shares, segments, att_shares);
     }
   } else {
     walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
@@ -351,23 +353,23 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   }
 }
 
-template <class Fn, class S, class I, int kVecs, class Team, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+template <class Fn, class S, class I, int kVecs, class SubWarp, int kMode, class Segments, class Shares>
+__device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I>& shares, Segments& segments,
                                           Shares& att_shares) {
   bool large;
-  walk_by_dst<Fn, S, I, kVecs, Team, kMode, true>(args, shares, pieces, att_shares, large);
+  walk_by_dst<Fn, S, I, kVecs, SubWarp, kMode, true>(args, shares, segments, att_shares, large);
 }
 
-template <class Fn, class S, class I, int kVecs, class Team, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass::by_dst, kMode, kVecs))
+template <class Fn, class S, class I, int kVecs, class SubWarp, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, SubWarp>(Pass::by_dst, kMode, kVecs))
     by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kVecs * kVec<S>;
   __shared__ BlockShares<I> shares;
-  __shared__ BackwardPieces<A, kPer, !Fn::kScalar> pieces;
+  __shared__ BackwardSegments<A, kPer, !Fn::kScalar> segments;
   __shared__ RowShares<Fn, A, kPer> att_shares;
   __shared__ bool large;  // some row of the block has large logits, see exact.cuh
-  walk_by_dst<Fn, S, I, kVecs, Team, kMode, false>(args, shares, pieces, att_shares, large);
+  walk_by_dst<Fn, S, I, kVecs, SubWarp, kMode, false>(args, shares, segments, att_shares, large);
 }
 
 }  // namespace edgeless::cuda

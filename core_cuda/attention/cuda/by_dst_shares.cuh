@@ -1,5 +1,4 @@
-// What the destination pass (by_dst.cuh) holds in shared memory: partial results of rows, and the gradients of the
-// attention vector.
+// Shared memory of the destination pass (by_dst.cuh): segments of rows, and the gradient of the attention vector.
 #pragma once
 
 #include "inverse_norms.cuh"
@@ -7,12 +6,12 @@
 
 namespace edgeless::cuda {
 
-// Shared memory for the segment of a row that an earlier worker merges. kVector: whether the segment has a vector or
-// only a scalar.
+// Shared memory for the segment of a row that an earlier worker merges. kVector: the segment has a vector and a scalar,
+// else only a scalar.
 template <class A, int kPer, bool kVector = true>
-struct BackwardPieces {
+struct BackwardSegments {
   A acc[kVector ? kPer : 1][kVector ? kBlockThreads : 1];
-  A scalar[kMaxTeams];
+  A scalar[kMaxSubWarps];
 
   template <class P>
   __device__ __forceinline__ void leave(const P& place, const A (&sum)[kPer], A sum_scalar) {
@@ -20,12 +19,12 @@ struct BackwardPieces {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) acc[k][threadIdx.x] = sum[k];
     }
-    if (place.lane == 0) scalar[place.team] = sum_scalar;
+    if (place.lane == 0) scalar[place.sub_warp] = sum_scalar;
   }
 
-  // Adds the segment that sub-warp `team` left; `thread` left the values of this lane.
-  __device__ __forceinline__ void add_to(A (&sum)[kPer], A& sum_scalar, int team, int thread) const {
-    sum_scalar += scalar[team];
+  // Adds the segment that sub-warp `sub_warp` left; `thread` left the values of this lane.
+  __device__ __forceinline__ void add_to(A (&sum)[kPer], A& sum_scalar, int sub_warp, int thread) const {
+    sum_scalar += scalar[sub_warp];
     if constexpr (kVector) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) sum[k] += acc[k][thread];
@@ -34,8 +33,8 @@ struct BackwardPieces {
 };
 
 // The gradient of the attention vector. Every lane accumulates its part in its own entries of shared memory, which
-// leaves registers to the loop. At the end the workers of a block are summed in their order: one partial sum per block
-// and head.
+// saves registers in the loop. store() adds up the parts of a block's workers in their order to one partial sum per
+// block and head.
 template <class A, int kPer>
 struct AttShares {
   A at[kPer][kBlockThreads];
@@ -45,7 +44,7 @@ struct AttShares {
     for (int k = 0; k < kPer; ++k) at[k][threadIdx.x] = 0;
   }
 
-  // own: the negated row; sum: the row's sum of ds times the derivative
+  // own: the negated row; sum: the row's sum of ds over the edges with derivative 1 (Fn::grad); sum_ds: over all edges
   template <class Fn>
   __device__ void add(const A (&own)[kPer], const A (&sum)[kPer], A sum_ds, A coefficient) {
 #pragma unroll
@@ -68,17 +67,17 @@ struct AttShares {
   template <class S, int kVecs, class P>
   __device__ void store(const Args<A>& args, const P& place) const {
     __syncthreads();
-    if (!place.working || place.chain > 0) return;
+    if (!place.working || place.worker > 0) return;
     A total[kPer];
 #pragma unroll
     for (int k = 0; k < kPer; ++k) total[k] = at[k][threadIdx.x];
-    for (int chain = 1; chain < place.chains; ++chain) {
+    for (int worker = 1; worker < place.workers; ++worker) {
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) total[k] += at[k][place.thread_ahead(chain * place.chain_distance)];
+      for (int k = 0; k < kPer; ++k) total[k] += at[k][place.thread_ahead(worker * place.worker_distance)];
     }
     const int64_t width = args.key_vectors * kVec<S>;
     A* to = args.grad_att + (static_cast<int64_t>(blockIdx.x) * args.heads + place.head) * width;
-    store_piece<S, kVecs>(to, place, args.key_vectors, total);
+    store_segment<S, kVecs>(to, place, args.key_vectors, total);
   }
 };
 

@@ -1,23 +1,23 @@
 // Backward, source pass: gradients of the gathered side, d k_j and d v_j or d x_l,j, over the CSC; gathers only, no
 // atomics.
 //
-// A row is a source. It gathers the rows of dst and grad_out of its destinations, and the lanes that own an edge read
-// the logsumexp and Delta of its destination:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds as in
-// by_dst.cuh. Where the values are the keys, the two gradients are added at the end. See walk.cuh for the division of
-// work.
+// A row is a source. Its sub-warp gathers the rows of dst and grad_out of its destinations, and the lanes that own an
+// edge read the statistics of the edge's destination:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds
+// as in by_dst.cuh. Where the values are the keys, the two gradients are added at the end. See walk.cuh for the
+// division of work.
 #pragma once
 
 #include "by_dst.cuh"
 
 namespace edgeless::cuda {
 
-// Shared memory for segments, as BackwardPieces. Where the values are the keys, a segment has one vector: the sum of
-// both gradients.
+// Shared memory for segments, like BackwardSegments. Where the values are the keys, a segment has one vector, the sum
+// of both gradients.
 template <class A, int kPer, bool kTwoVectors>
-struct SourcePieces {
+struct SourceSegments {
   A key[kTwoVectors ? kPer : 1][kTwoVectors ? kBlockThreads : 1];
   A value[kPer][kBlockThreads];
-  A scalar[kMaxTeams];
+  A scalar[kMaxSubWarps];
 
   template <class P>
   __device__ __forceinline__ void leave(const P& place, const A (&keys)[kPer], const A (&values)[kPer], A sum) {
@@ -26,11 +26,11 @@ struct SourcePieces {
       value[k][threadIdx.x] = values[k];
       if constexpr (kTwoVectors) key[k][threadIdx.x] = keys[k];
     }
-    if (place.lane == 0) scalar[place.team] = sum;
+    if (place.lane == 0) scalar[place.sub_warp] = sum;
   }
 
-  __device__ __forceinline__ void add_to(A (&keys)[kPer], A (&values)[kPer], A& sum, int team, int thread) const {
-    sum += scalar[team];
+  __device__ __forceinline__ void add_to(A (&keys)[kPer], A (&values)[kPer], A& sum, int sub_warp, int thread) const {
+    sum += scalar[sub_warp];
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       values[k] += value[k][thread];
@@ -46,48 +46,48 @@ template <class Fn, class S, int kVecs, class A, class I, class P, int kPer>
 __device__ __forceinline__ void emit_source(const Args<A>& args, const BlockShares<I>& shares, const P& place, I row,
                                             bool lead, bool complete, const A (&keys)[kPer], const A (&values)[kPer],
                                             A sum) {
-  const bool piece = lead || !complete;
-  A* carry = piece ? carry_at(args, shares, lead, place.head) : nullptr;
+  const bool partial = lead || !complete;
+  A* carry = partial ? carry_at(args, shares, lead, place.head) : nullptr;
   if constexpr (Fn::kScalar) {
     if (place.lane == 0 && args.grad_src) {
-      if (piece) {
+      if (partial) {
         *carry = sum;
       } else {
         reinterpret_cast<A*>(args.grad_src.base)[static_cast<int64_t>(row) * args.heads + place.head] = sum;
       }
     }
-    if (piece) carry += 1;
+    if (partial) carry += 1;
   } else if constexpr (!Fn::kOwnValue) {
-    if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, values);
-    if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, values);
+    if (args.grad_src && partial) store_segment<S, kVecs>(carry, place, args.key_vectors, values);
+    if (args.grad_src && !partial) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, values);
   } else {
     A out[kPer];
 #pragma unroll
     for (int k = 0; k < kPer; ++k) out[k] = Fn::finish(keys[k], sum, args.coefficient);
-    if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, out);
-    if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, out);
-    if (piece) carry += args.key_vectors * kVec<S>;
+    if (args.grad_src && partial) store_segment<S, kVecs>(carry, place, args.key_vectors, out);
+    if (args.grad_src && !partial) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, out);
+    if (partial) carry += args.key_vectors * kVec<S>;
   }
   if constexpr (Fn::kOwnValue) {
-    if (args.grad_value && piece) store_piece<S, kVecs>(carry, place, args.value_vectors, values);
-    if (args.grad_value && !piece) store_row<S, kVecs>(args.grad_value, row, args.grad_value.heads, place, values);
+    if (args.grad_value && partial) store_segment<S, kVecs>(carry, place, args.value_vectors, values);
+    if (args.grad_value && !partial) store_row<S, kVecs>(args.grad_value, row, args.grad_value.heads, place, values);
   }
 }
 
-template <class Fn, class S, class I, int kVecs, class Team, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+template <class Fn, class S, class I, int kVecs, class SubWarp, int kMode, class Segments, class Shares>
+__device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I>& shares, Segments& segments,
                                           Shares& att_shares);
 
 // kAgain: see walk_by_dst().
-template <class Fn, class S, class I, int kVecs, class Team, int kMode, bool kAgain, class Pieces, class Shares>
-__device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
+template <class Fn, class S, class I, int kVecs, class SubWarp, int kMode, bool kAgain, class Segments, class Shares>
+__device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Segments& segments,
                                             Shares& att_shares, bool& marked) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV, kBytes = sizeof(Raw<S>);
-  constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
+  constexpr int kEdges = SubWarp::kEdges, kRows = SubWarp::kRows, kRounds = SubWarp::kRounds;
   constexpr bool kKeys = !Fn::kScalar;
 
-  const typename Team::Place place(args.layout, args.heads);
+  const typename SubWarp::Place place(args.layout, args.heads);
   if constexpr (!kAgain) {
     if (kMakesExact<S> && threadIdx.x == 0) marked = false;
     divide_range(args.graph, args.part, place, shares);
@@ -106,9 +106,9 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   const bool has_grad = !has_arrays(kMode) || args.grad_out;
 
   A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
-  A own_scalar = 0;  // of the row: gat's scalar; gatv2: the lane's part of <att, x>
+  A own_scalar = 0;  // gat: the row's scalar; gatv2: the lane's part of <att, x> of the row
   A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; the lane's part until the row ends
-  A own_over = 0;    // of the row: see inverse_norms.cuh
+  A own_over = 0;    // 1 / norm of the row (inverse_norms.cuh)
   Raw<S> own_raw[kVecs], value_raw[kVecs];
   if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
@@ -136,9 +136,9 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     }
     fresh = true;
     if (place.lane % 8 == 0 && walk.row + kRowsAhead < walk.last_row) {
-      if constexpr (!Fn::kScalar) own_rows.ask(walk.row + kRowsAhead);
+      if constexpr (!Fn::kScalar) own_rows.prefetch(walk.row + kRowsAhead);
       if constexpr (Fn::kOwnValue) {
-        if (has_grad) value_rows.ask(walk.row + kRowsAhead);
+        if (has_grad) value_rows.prefetch(walk.row + kRowsAhead);
       }
     }
   };
@@ -173,9 +173,9 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   };
 
   auto sum_edges = [&] {
-    if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = Team::batch_sum(place, acc_scalar);
-    if constexpr (kKeys) Team::sum_lanes(key_acc, place.mask());
-    Team::sum_lanes(value_acc, place.mask());
+    if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = SubWarp::batch_sum(place, acc_scalar);
+    if constexpr (kKeys) SubWarp::sum_lanes(key_acc, place.mask());
+    SubWarp::sum_lanes(value_acc, place.mask());
   };
   auto close_row = [&] {
     if constexpr (!kAgain) {
@@ -190,50 +190,50 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 #pragma unroll
     for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
   };
-  auto leave = [&] { pieces.leave(place, key_acc, value_acc, acc_scalar); };
-  auto add = [&](int team, int thread) { pieces.add_to(key_acc, value_acc, acc_scalar, team, thread); };
+  auto leave = [&] { segments.leave(place, key_acc, value_acc, acc_scalar); };
+  auto add = [&](int sub_warp, int thread) { segments.add_to(key_acc, value_acc, acc_scalar, sub_warp, thread); };
   auto emit = [&](I row, bool lead, bool complete) {
     emit_source<Fn, S, kVecs>(args, shares, place, row, lead, complete, key_acc, value_acc, acc_scalar);
   };
 
-  EdgeWindow<I, Team> window(args.graph, walk, place);
-  EdgeOptions<Fn, S, Team, I, false, kMode> options(args, place, walk, window.slot);
-  auto take = [&] {  // whole warp
+  EdgeWindow<I, SubWarp> window(args.graph, walk, place);
+  EdgeOptions<Fn, S, SubWarp, I, false, kMode> options(args, place, walk, window.slot);
+  auto take = [&] {  // called by whole warps
     window.begin(walk);
-    Raw<S> key_raw[kTurns][kRows][kVecs], grad_raw[kTurns][kRows][kVecs];
+    Raw<S> key_raw[kRounds][kRows][kVecs], grad_raw[kRounds][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if (has_grad) {
       window.load(grads, grad_raw);
     } else {
       clear_rows(grad_raw);
     }
-    Stat<Fn, S> stat[kTurns];
-    A target_scalar[kTurns], other_over[kTurns];
+    Stat<Fn, S> stat[kRounds];
+    A target_scalar[kRounds], other_over[kRounds];
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
+    for (int t = 0; t < kRounds; ++t) {
       stat[t] = stats.load(window.index[t]);
       other_over[t] = norms.other(window.index[t]);
       target_scalar[t] = !kKeys && args.dst ? load_scalar<A>(args.dst, window.index[t], place.head) : A(0);
     }
     if constexpr (kMode > kPlain) {
-      options.ask(args, window, walk, place.head);
+      options.prefetch(args, window, walk, place.head);
     } else {
       window.advance(walk);
     }
     if constexpr (kMode > kPlain) options.draw(args, seed, place.head, window.slot);
     if (fresh) take_row();
-    if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
+    if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, SubWarp, kVecs, kMode>::make(args, options.ids);
 
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int n = window.count_of(turn);
+    for (int round = 0; round < kRounds; ++round) {
+      const int n = window.count_of(round);
       const bool valid = window.slot < n;
 
       // logits and dP
       A s, dp;
       A termed[has_edge_term(kMode) ? kRows : 1][kPer];  // keys with the edge term
       if constexpr (has_edge_term(kMode)) {
-        EdgeTerms<S, I, Team, kVecs, kMode>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
+        EdgeTerms<S, I, SubWarp, kVecs, kMode>::add(args, place, options.ids, round, n, key_raw[round], termed);
       }
       {
         A logit[kRows], product[kRows];
@@ -241,7 +241,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
         for (int u = 0; u < kRows; ++u) {
           product[u] = 0;
           A other[kPer];
-          unpack_all<S, kVecs>(grad_raw[turn][u], other);
+          unpack_all<S, kVecs>(grad_raw[round][u], other);
 #pragma unroll
           for (int k = 0; k < kPer; ++k) {
             if constexpr (Fn::kOwnValue) {
@@ -251,7 +251,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
             }
           }
           if constexpr (!Fn::kScalar) {
-            unpack_all<S, kVecs>(key_raw[turn][u], other);
+            unpack_all<S, kVecs>(key_raw[round][u], other);
             if constexpr (has_edge_term(kMode)) {
 #pragma unroll
               for (int k = 0; k < kPer; ++k) other[k] = termed[u][k];
@@ -263,16 +263,16 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
           }
         }
         if constexpr (Fn::kScalar) {
-          s = own_scalar + target_scalar[turn];
+          s = own_scalar + target_scalar[round];
         } else {
-          const A sum = Team::sum_of_own_edge(place, logit);
-          s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
+          const A sum = SubWarp::sum_of_own_edge(place, logit);
+          s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[round]);
         }
-        dp = Team::sum_of_own_edge(place, product);
+        dp = SubWarp::sum_of_own_edge(place, product);
       }
       A derivative = 1, factor = 1;
       if constexpr (kMode > kPlain) {
-        const auto edge = options.of(args, turn, window.slot, place.head, valid);
+        const auto edge = options.of(args, round, window.slot, place.head, valid);
         s += edge.logit_term;
         dp += edge.value_term;
         factor = edge.keep * edge.scale;
@@ -283,14 +283,14 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
         derivative = GatScore::derivative(s, args.coefficient);
         s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
       }
-      const A p = valid ? power_of_two(s - stat[turn].shift) : A(0);
-      const A weight = p * factor, ds = valid ? p * (dp - stat[turn].delta) : A(0);
+      const A p = valid ? power_of_two(s - stat[round].shift) : A(0);
+      const A weight = p * factor, ds = valid ? p * (dp - stat[round].delta) : A(0);
 
       A w[kRows], d[kRows];
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
-        w[u] = Team::from_owner(place, weight, u);
-        if constexpr (!Fn::kScalar) d[u] = Team::from_owner(place, norms.of_edge(ds, other_over[turn], valid), u);
+        w[u] = SubWarp::from_owner(place, weight, u);
+        if constexpr (!Fn::kScalar) d[u] = SubWarp::from_owner(place, norms.of_edge(ds, other_over[round], valid), u);
       }
       if constexpr (Fn::kScalar) acc_scalar = fma(ds, derivative, acc_scalar);
       if constexpr (Fn::kAtt) acc_scalar += ds;
@@ -299,9 +299,9 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) {
           A g[kV], x[kV];
-          unpack_again<S, kScarce<Fn, Team>>(grad_raw[turn][u][v], g);
+          unpack_again<S, kScarce<Fn, SubWarp>>(grad_raw[round][u][v], g);
           if constexpr (!Fn::kScalar && !has_edge_term(kMode)) {
-            unpack_again<S, kScarce<Fn, Team>>(key_raw[turn][u][v], x);
+            unpack_again<S, kScarce<Fn, SubWarp>>(key_raw[round][u][v], x);
           }
 #pragma unroll
           for (int k = 0; k < kV; ++k) {
@@ -323,8 +323,8 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
         own_over = norms.own(walk.row);
       }
       A of_keys[kPer], of_values[kPer];
-      const RowOfTeam<I> row{walk.row, walk.edge, walk.row_end, false, kPer};
-      acc_scalar = exact_by_src<Fn>(args, TeamOfHead(place), row, of_keys, of_values);
+      const RowOfSubWarp<I> row{walk.row, walk.edge, walk.row_end, false, kPer};
+      acc_scalar = exact_by_src<Fn>(args, SubWarpOfHead(place), row, of_keys, of_values);
 #pragma unroll
       for (int k = 0; k < kPer; ++k) key_acc[k] = of_keys[k], value_acc[k] = of_values[k];
     };
@@ -332,10 +332,10 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   } else if constexpr (kMakesExact<S>) {
     bool done = false;
     if (!args.some_large || !*args.some_large) {
-      auto failed = [&] { return marked && !args.some_large; };  // else no row is large, and a NaN is the user's
+      auto failed = [&] { return marked && !args.some_large; };  // with some_large, a NaN here is the user's
       done = walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, failed);
     }
-    if (!done) return by_src_again<Fn, S, I, kVecs, Team, kMode>(args, shares, pieces, att_shares);
+    if (!done) return by_src_again<Fn, S, I, kVecs, SubWarp, kMode>(args, shares, segments, att_shares);
   } else {
     walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
   }
@@ -344,23 +344,23 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   }
 }
 
-template <class Fn, class S, class I, int kVecs, class Team, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+template <class Fn, class S, class I, int kVecs, class SubWarp, int kMode, class Segments, class Shares>
+__device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I>& shares, Segments& segments,
                                           Shares& att_shares) {
   bool marked;
-  walk_by_src<Fn, S, I, kVecs, Team, kMode, true>(args, shares, pieces, att_shares, marked);
+  walk_by_src<Fn, S, I, kVecs, SubWarp, kMode, true>(args, shares, segments, att_shares, marked);
 }
 
-template <class Fn, class S, class I, int kVecs, class Team, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, Team>(Pass::by_src, kMode, kVecs))
+template <class Fn, class S, class I, int kVecs, class SubWarp, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, I, SubWarp>(Pass::by_src, kMode, kVecs))
     by_src_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kVecs * kVec<S>;
   __shared__ BlockShares<I> shares;
-  __shared__ SourcePieces<A, kPer, Fn::kOwnValue && !Fn::kScalar> pieces;
+  __shared__ SourceSegments<A, kPer, Fn::kOwnValue && !Fn::kScalar> segments;
   __shared__ std::conditional_t<Fn::kAtt, AttShares<A, kPer>, NoShares> att_shares;
-  __shared__ bool marked;  // some row has a destination with large logits, see exact.cuh, or a NaN of the user's
-  walk_by_src<Fn, S, I, kVecs, Team, kMode, false>(args, shares, pieces, att_shares, marked);
+  __shared__ bool marked;  // some row has a destination with large logits (exact.cuh) or a NaN from the inputs
+  walk_by_src<Fn, S, I, kVecs, SubWarp, kMode, false>(args, shares, segments, att_shares, marked);
 }
 
 }  // namespace edgeless::cuda

@@ -1,5 +1,5 @@
-// What a sub-warp knows of the edges of a batch: their indices, read ahead, the statistics of their rows, and the edge
-// options, which the lane that owns an edge computes.
+// The data of a batch's edges: prefetched indices, the softmax statistics of gathered destinations, and edge options,
+// which the lane that owns an edge computes.
 #pragma once
 
 #include "../../common/dropout.h"
@@ -19,24 +19,24 @@ __device__ __forceinline__ int64_t edge_id(const CompressedGraph& graph, I posit
   return ids ? static_cast<int64_t>(ids[position]) : static_cast<int64_t>(position);
 }
 
-// The current batch: up to kEdges edges of one row in each of kTurns rounds. Indices are prefetched one batch ahead,
-// one by each lane that owns an edge. Entries beyond the batch's end repeat one of its edges, so that no row reads data
-// of another row's edges.
-template <class I, class Team>
+// The current batch: up to kEdges edges of one row in each of kRounds rounds. Indices are prefetched one batch ahead,
+// one by each lane that owns an edge. Beyond the batch's end, load() repeats one of the batch's edges: a weight of zero
+// would not stop a NaN in a feature row of another row's edges.
+template <class I, class SubWarp>
 struct EdgeWindow {
-  static constexpr int kEdges = Team::kEdges, kTurns = Team::kTurns;
-  using Place = typename Team::Place;
+  static constexpr int kEdges = SubWarp::kEdges, kRounds = SubWarp::kRounds;
+  using Place = typename SubWarp::Place;
   const Place& place;
   const I* indices;
-  int slot;         // edge of a round that this lane owns
-  I index[kTurns];  // the gathered end of that edge
-  int count;        // edges of the batch, 0 for an idle sub-warp
+  int slot;          // edge of a round that this lane owns
+  I index[kRounds];  // the gathered end of that edge
+  int count;         // edges of the batch, 0 for an idle sub-warp
 
   __device__ EdgeWindow(const CompressedGraph& graph, const Walk<I>& walk, const Place& place)
-      : place(place), indices(held(static_cast<const I*>(graph.indices))), slot(held(Team::slot(place))) {
+      : place(place), indices(held(static_cast<const I*>(graph.indices))), slot(held(SubWarp::slot(place))) {
     const int64_t last = graph.num_edges - 1;
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
+    for (int t = 0; t < kRounds; ++t) {
       index[t] = last < 0 ? 0 : __ldg(indices + min(static_cast<int64_t>(walk.edge) + t * kEdges + slot, last));
     }
   }
@@ -44,20 +44,20 @@ struct EdgeWindow {
   // Waits for the first indices, see walk_rows().
   __device__ __forceinline__ void settle() {
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) index[t] = max(index[t], I(0));
+    for (int t = 0; t < kRounds; ++t) index[t] = max(index[t], I(0));
   }
 
-  __device__ __forceinline__ void begin(const Walk<I>& walk) { count = walk.batch(kEdges * kTurns); }
+  __device__ __forceinline__ void begin(const Walk<I>& walk) { count = walk.batch(kEdges * kRounds); }
 
-  // Edges of a round.
-  __device__ __forceinline__ int count_of(int turn) const {
-    return kTurns == 1 ? count : min(max(count - turn * kEdges, 0), kEdges);
+  // Number of edges in a round.
+  __device__ __forceinline__ int count_of(int round) const {
+    return kRounds == 1 ? count : min(max(count - round * kEdges, 0), kEdges);
   }
 
   // Loads the original ids of the edges that this lane owns; 0 beyond the batch's end.
-  __device__ __forceinline__ void load_ids(const CompressedGraph& graph, const Walk<I>& walk, I (&ids)[kTurns]) const {
+  __device__ __forceinline__ void load_ids(const CompressedGraph& graph, const Walk<I>& walk, I (&ids)[kRounds]) const {
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
+    for (int t = 0; t < kRounds; ++t) {
       const int place = t * kEdges + slot;
       ids[t] = place < count ? static_cast<I>(edge_id(graph, walk.edge + place)) : I(0);
     }
@@ -67,7 +67,7 @@ struct EdgeWindow {
   __device__ __forceinline__ void advance(Walk<I>& walk) {
     walk.edge += count;
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
+    for (int t = 0; t < kRounds; ++t) {
       const int place = t * kEdges + slot;
       if (place < walk.last_edge - walk.edge) index[t] = __ldg(indices + (walk.edge + place));
     }
@@ -75,15 +75,15 @@ struct EdgeWindow {
 
   // Loads the rows of all edges of all rounds or, for kRows = 1, of the edges that this lane owns.
   template <class R, int kRows, int kVecs>
-  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, R (&raw)[kTurns][kRows][kVecs]) const {
+  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, R (&raw)[kRounds][kRows][kVecs]) const {
     static_assert(kRows == kEdges || kRows == 1);
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
+    for (int t = 0; t < kRounds; ++t) {
       const I owned = t == 0 || t * kEdges < count ? index[t] : index[0];
       const int last = max(count_of(t), 1) - 1;
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
-        const I j = Team::from_any_owner(place, owned, min(kRows == kEdges ? u : slot, last));
+        const I j = SubWarp::from_any_owner(place, owned, min(kRows == kEdges ? u : slot, last));
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) raw[t][u][v] = load_shared_row<R>(rows.row(v, j));
       }
@@ -91,8 +91,8 @@ struct EdgeWindow {
   }
 };
 
-// The original id of the edge that a lane owns, prefetched one batch ahead like the indices: dropout draws and per-edge
-// loads do not wait for the id, and so not for rows in flight. Beyond a batch's end it is any id.
+// The original id of the edge that a lane owns, prefetched one batch ahead like the indices, so that dropout draws and
+// per-edge loads wait neither for the id nor for rows in flight. Beyond a batch's end, the id of any edge.
 template <class I>
 struct IdAhead {
   I next = 0;
@@ -108,13 +108,13 @@ struct IdAhead {
   }
 };
 
-// Prefetches the rows of the next batch to L2, which takes no registers: one line of 128 bytes per lane. Profitable
-// where rows of the graph are short and a sub-warp stalls at each; elsewhere other warps hide the latency.
+// Prefetches the rows of the next batch to L2, which needs no registers: one line of 128 bytes per lane. Profitable
+// where rows have few edges and a sub-warp stalls at each row; elsewhere other warps hide the latency.
 template <class I, int kLanes, int kVecs, int kEdges>
 struct Ahead {
   static constexpr int kLines = kLanes * kVecs > 8 ? kLanes * kVecs / 8 : 1;  // per row
   const I* indices;
-  int edge, shift;  // edge of the batch, -1: none; line of its row, in bytes from where the lane itself reads
+  int edge, shift;  // edge: its index in the batch, -1: none; shift: bytes from the lane's own vector to the line
   I index;          // -1: nothing to prefetch
 
   __device__ Ahead(const CompressedGraph& graph, int lane, int vectors, const Walk<I>& walk)
@@ -129,8 +129,8 @@ struct Ahead {
     index = edge >= 0 && kEdges + edge < walk.last_edge - walk.edge ? __ldg(indices + (walk.edge + kEdges + edge)) : -1;
   }
 
-  __device__ __forceinline__ void ask(const char* base, uint32_t stride) const {
-    if (index >= 0) ask_l2(row_address(base, index, stride) + shift);
+  __device__ __forceinline__ void prefetch(const char* base, uint32_t stride) const {
+    if (index >= 0) prefetch_l2(row_address(base, index, stride) + shift);
   }
 };
 
@@ -140,13 +140,13 @@ struct NotAhead {
   template <class... T>
   __device__ void advance(const T&...) const {}
   template <class... T>
-  __device__ void ask(const T&...) const {}
+  __device__ void prefetch(const T&...) const {}
 };
 
-template <class R, int kTurns, int kRows, int kVecs>
-__device__ __forceinline__ void clear_rows(R (&raw)[kTurns][kRows][kVecs]) {
+template <class R, int kRounds, int kRows, int kVecs>
+__device__ __forceinline__ void clear_rows(R (&raw)[kRounds][kRows][kVecs]) {
 #pragma unroll
-  for (int t = 0; t < kTurns; ++t) {
+  for (int t = 0; t < kRounds; ++t) {
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
 #pragma unroll
@@ -171,13 +171,13 @@ struct Stat {
   }
 };
 
-// Where a lane reads the statistics of its head.
+// A lane's pointers to the statistics of its head.
 template <class Fn, class S>
 struct StatPointer {
   using A = Arithmetic<S>;
   using Pair = std::conditional_t<sizeof(A) == 8, double2, float2>;
   static constexpr bool kPairs = Stat<Fn, S>::kPairs;
-  const char *first, *second;  // pairs; or shift and Delta
+  const char *first, *second;  // first: pairs; without pairs, first: logsumexp, second: Delta
   uint32_t stride;
 
   __device__ StatPointer(const Args<A>& args, int head)
@@ -234,85 +234,86 @@ struct EdgeArrays {
 // All options of an edge that a lane owns.
 template <class Fn, class A, int kMode>
 struct EdgeFactors : EdgeArrays<Fn, A, kMode> {
-  int64_t at;  // of [E, H] arrays
-  A keep;      // by dropout: 0 or 1 / (1 - p)
+  int64_t at;  // index in [E, H] arrays
+  A keep;      // the dropout factor: 0 or 1 / (1 - p)
 
   __device__ __forceinline__ EdgeFactors(const EdgeArrays<Fn, A, kMode>& arrays, const Args<A>& args, int64_t id,
                                          int head, A keep)
       : EdgeArrays<Fn, A, kMode>(arrays), at(id * args.heads + head), keep(keep) {}
 };
 
-// The options of the edges of a batch that a lane owns, one edge in each round (kTurns).
+// The options of the edges of a batch that a lane owns, one edge in each round (kRounds).
 //
-// With one round, ids are prefetched a batch ahead, and what depends on them is loaded or drawn together with the
-// batch's rows.
+// With one round, ids are prefetched a batch ahead, and the loads and draws that depend on ids are issued together with
+// the loads of the batch's rows.
 //
 // With several rounds, ids are loaded with the rows. A Philox draw serves four heads of an edge. So the lanes of
-// neighbouring sub-warps that process the same edges, for two or four heads, draw for one edge each and vote, which
-// leaves a bit for each edge. (Votes that cover later batches as well would need fewer draws yet. But a draw that is
-// not made in every batch waits for its edge's id, and so for all rows in flight.)
-template <class Fn, class S, class Team, class I, bool kForward, int kMode>
+// neighbouring sub-warps that process the same edges, for two or four heads, draw for one edge each and vote, and each
+// lane gets a bit per edge. (Votes that also cover later batches would need even fewer draws. But a draw that is not
+// made in every batch waits for its edge's id, and so for all rows in flight.)
+template <class Fn, class S, class SubWarp, class I, bool kForward, int kMode>
 struct EdgeOptions {
   using A = Arithmetic<S>;
   using Arrays = EdgeArrays<Fn, A, kMode>;
-  static constexpr int kTurns = Team::kTurns;
-  // Arrays are read before the draw, except where ptxas would then move a row's load behind it (docs/decisions/0043).
-  static constexpr bool kEarlyArrays = kTurns == 1 && (!kForward || !Fn::kOwnValue || (Fn::kScalar && sizeof(S) == 2));
+  static constexpr int kRounds = SubWarp::kRounds;
+  // Arrays are read before the draw, except where ptxas would then move a row's load behind the draw
+  // (docs/decisions/0043).
+  static constexpr bool kEarlyArrays = kRounds == 1 && (!kForward || !Fn::kOwnValue || (Fn::kScalar && sizeof(S) == 2));
   // With edge terms, ids are prefetched a batch ahead in any case.
-  static constexpr int kAhead = has_edge_term(kMode) ? kTurns : 1;
-  I ids[kTurns] = {};
+  static constexpr int kAhead = has_edge_term(kMode) ? kRounds : 1;
+  I ids[kRounds] = {};
   IdAhead<I> ahead[kAhead];
-  // With one round:
+  // Used with one round.
   Arrays arrays;
-  A keep = 1;  // by dropout: 0 or 1 / (1 - p)
-  // With several rounds:
-  int voters = 0;     // lanes that vote together; 0: each draws for its own edges
+  A keep = 1;  // the dropout factor: 0 or 1 / (1 - p)
+  // Used with several rounds.
+  int voters = 0;     // lanes that vote together; 0: each lane draws for its own edges
   I voted = 0;        // id of the edge that this lane votes on
   unsigned kept = 0;  // a bit for each edge of the batch
 
   template <class P>
   __device__ EdgeOptions(const Args<A>& args, const P& place, const Walk<I>& walk, int slot) {
 #pragma unroll
-    for (int t = 0; t < kAhead; ++t) ahead[t].begin(args.graph, walk, t * Team::kEdges + slot);
+    for (int t = 0; t < kAhead; ++t) ahead[t].begin(args.graph, walk, t * SubWarp::kEdges + slot);
     const int heads = args.heads | args.layout.heads_per_slice;
     const int together = (heads % 4 == 0 ? 4 : heads % 2 == 0 ? 2 : 1) * place.width();
-    if (kTurns > 1 && draws<kMode>(args) && together >= Team::kBatch) voters = together;
+    if (kRounds > 1 && draws<kMode>(args) && together >= SubWarp::kBatch) voters = together;
   }
 
   // Issues the loads of the batch's options and moves to the next batch. Called once the loads of the batch's rows are
   // issued.
   template <class W>
-  __device__ __forceinline__ void ask(const Args<A>& args, W& window, Walk<I>& walk, int head) {
-    if (kTurns > 1 && voters) {
+  __device__ __forceinline__ void prefetch(const Args<A>& args, W& window, Walk<I>& walk, int head) {
+    if (kRounds > 1 && voters) {
       const int edge = threadIdx.x & (voters - 1);
       voted = edge < window.count ? static_cast<I>(edge_id(args.graph, walk.edge + edge)) : I(0);
     }
-    if constexpr (kAhead == kTurns) {
+    if constexpr (kAhead == kRounds) {
 #pragma unroll
-      for (int t = 0; t < kTurns; ++t) ids[t] = ahead[t].next;
+      for (int t = 0; t < kRounds; ++t) ids[t] = ahead[t].next;
       if constexpr (kEarlyArrays) {
         arrays = Arrays(args, static_cast<int64_t>(ids[0]), head, window.slot < window.count);
       }
       if (has_edge_term(kMode) && args.proj) {
 #pragma unroll
-        for (int t = 0; t < kTurns; ++t) {
-          ask_l2(args.edge_attr.base + static_cast<int64_t>(ids[t]) * args.edge_attr.row);
+        for (int t = 0; t < kRounds; ++t) {
+          prefetch_l2(args.edge_attr.base + static_cast<int64_t>(ids[t]) * args.edge_attr.row);
         }
       }
       window.advance(walk);
 #pragma unroll
-      for (int t = 0; t < kTurns; ++t) ahead[t].advance(args.graph, walk, t * Team::kEdges + window.slot);
+      for (int t = 0; t < kRounds; ++t) ahead[t].advance(args.graph, walk, t * SubWarp::kEdges + window.slot);
     } else {
       if (!voters || has_arrays(kMode)) window.load_ids(args.graph, walk, ids);
       window.advance(walk);
     }
   }
 
-  // Whole warp.
+  // Called by whole warps.
   __device__ __forceinline__ void draw(const Args<A>& args, uint64_t seed, int head, int slot) {
-    if (Fn::kScalar) __syncwarp();  // else ptxas moves the last row's load behind the draw, to its use
+    if (Fn::kScalar) __syncwarp();  // without it, ptxas moves the last row's load behind the draw, to its first use
     if (!draws<kMode>(args)) return;
-    if constexpr (kTurns == 1) {
+    if constexpr (kRounds == 1) {
       keep = dropout_factor(args, seed, static_cast<int64_t>(ids[0]), head);
       return;
     }
@@ -328,18 +329,18 @@ struct EdgeOptions {
       return;
     }
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
-      if (dropout_keeps(args, seed, static_cast<int64_t>(ids[t]), head)) kept |= 1u << (t * Team::kEdges + slot);
+    for (int t = 0; t < kRounds; ++t) {
+      if (dropout_keeps(args, seed, static_cast<int64_t>(ids[t]), head)) kept |= 1u << (t * SubWarp::kEdges + slot);
     }
   }
 
   // The options of the edge that this lane owns in a round.
-  __device__ __forceinline__ EdgeFactors<Fn, A, kMode> of(const Args<A>& args, int turn, int slot, int head,
+  __device__ __forceinline__ EdgeFactors<Fn, A, kMode> of(const Args<A>& args, int round, int slot, int head,
                                                           bool valid) const {
-    const int64_t id = static_cast<int64_t>(ids[turn]);
+    const int64_t id = static_cast<int64_t>(ids[round]);
     if constexpr (kEarlyArrays) return {arrays, args, id, head, keep};
-    if constexpr (kTurns == 1) return {Arrays(args, id, head, valid), args, id, head, keep};
-    const bool drops = draws<kMode>(args), keeps = !drops || kept >> (turn * Team::kEdges + slot) & 1;
+    if constexpr (kRounds == 1) return {Arrays(args, id, head, valid), args, id, head, keep};
+    const bool drops = draws<kMode>(args), keeps = !drops || kept >> (round * SubWarp::kEdges + slot) & 1;
     return {Arrays(args, id, head, valid), args, id, head, !drops ? A(1) : keeps ? args.keep_scale : A(0)};
   }
 };

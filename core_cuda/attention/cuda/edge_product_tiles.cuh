@@ -1,10 +1,10 @@
 // The gradients of gatv2's edge term (EdgeProducts in edge_terms.h) on the tensor cores, in float arithmetic and for an
 // even number of channels.
 //
-// A block processes tiles of edges as in edge_products.cuh. A warp has 16 columns and takes eight edges of a tile at a
-// time. One product is W e, the hidden values without the rows of both ends. The second is g times the features, with g
-// in the registers in which the first product left its result. The features' gradient is a third product, of g from
-// shared memory.
+// A block processes tiles of edges as in edge_products.cuh. A warp has 16 columns and processes eight edges of a tile
+// at a time. The first product is W e, the hidden values without the rows of both ends. The second is g times the
+// features, with g in the result registers of the first. The features' gradient is a third product, of g from shared
+// memory.
 #pragma once
 
 #include "edge_products.h"
@@ -66,11 +66,11 @@ template <class S, int kDim, int kTile>
 __device__ __forceinline__ void store_attr_grad(const EdgeProducts<float>& args, const int64_t (&ids)[kTile], int count,
                                                 const float* tile_of_g, const float* weighted, int in_block) {
   static_assert(kTile == kThreads / 32 * kTileEdges);
-  constexpr int kOnCores = 4;  // chunks of columns that the tensor cores accumulate
+  constexpr int kOnCores = 4;  // chunks of columns that the tensor cores accumulate before a float addition
   const int row = tile_group(), pair = tile_pair(), first = threadIdx.x / 32 * kTileEdges, dim = args.edges.dim;
 #pragma unroll
   for (int some = 0; some < kDim; some += kTileColumns) {
-    const int feature = some + 2 * row;  // and the next one
+    const int feature = some + 2 * row;  // the lane has this feature and the next
     float sum[4] = {}, part[4];
     for (int column = 0; column < in_block; column += kTileDepth) {
       const float2 g =
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
   constexpr int kPitch = kDim % 16 ? kDim : kDim + 8;  // free of bank conflicts
   __shared__ __align__(16) float attr[kTile][kPitch];
   __shared__ float sums[kThreads];
-  __shared__ int64_t ids[kTile], place[kTile];      // place: index in ds of the edge's heads
+  __shared__ int64_t ids[kTile], place[kTile];      // place: index in ds of the edge's first head
   __shared__ int64_t of_dst[kTile], of_src[kTile];  // bytes from row 0
   __shared__ int64_t begins[kThreads], next_low;    // first edges of rows `low` and up; row of the tile's last edge
   extern __shared__ __align__(16) char dynamic[];
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
     low = next_low;
 #pragma unroll 1
     for (int some_edges = group * kTileEdges; some_edges < count; some_edges += groups * kTileEdges) {
-      const int own = some_edges + pair;  // and the next one
+      const int own = some_edges + pair;  // the lane has this edge and the next
       float g[2], x[2][2], y[2][2];
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
     }
   }
 
-  // Adds up the groups of warps in their order.
+  // Adds up the sums of the groups of warps in the order of the groups.
   float* partial = args.partial + (static_cast<int64_t>(blockIdx.x) * columns + some) * edges.dim;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {

@@ -2,9 +2,9 @@
 // edge term.
 //
 // A block processes a range of the edges in tiles. Each thread has a few adjacent columns, whose sums stay in
-// registers, and takes every n-th edge of a tile (n: `groups`); all threads read the tile's features from shared
+// registers, and processes every n-th edge of a tile (n: `groups`); all threads read the tile's features from shared
 // memory. gatv2's hidden values are recomputed from the rows of both ends, so nothing of size [edges, columns] is
-// written. A later launch adds up the sums of the blocks in their order. In float arithmetic, gatv2 with an even number
+// written. A later launch adds up the sums of the blocks in block order. In float arithmetic, gatv2 with an even number
 // of channels uses edge_product_tiles.cuh instead.
 #pragma once
 
@@ -17,8 +17,8 @@ namespace edgeless::cuda {
 constexpr int kAhead = 4;  // edges per thread whose rows are loaded at once
 
 // Blocks have whole units of edges, and at most kUnit threads of a block share a column. So a thread adds up the same
-// edges in the same order, whatever the size of a tile: sums do not depend on whether the features' gradient is
-// computed as well.
+// edges in the same order for any size of a tile: sums do not depend on whether the features' gradient is computed as
+// well.
 constexpr int kUnit = kEdgesOfUnit;
 // Target occupancy in blocks per SM.
 template <class A, int kNumbers>
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
   constexpr int kTile = edges_of_tile(kDim, sizeof(A), kAttrGrad);
   __shared__ __align__(16) A attr[kTile][kDim];
   __shared__ A sums[kThreads];
-  __shared__ int64_t place[kTile];                  // index in ds of the edge's heads
+  __shared__ int64_t place[kTile];                  // index in ds of the edge's first head
   __shared__ int64_t of_dst[kTile], of_src[kTile];  // bytes from row 0
   extern __shared__ __align__(16) char dynamic[];
   A* tile_of_g = reinterpret_cast<A*>(dynamic);        // [kTile, width * kColumns]
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
     if constexpr (kHidden) low = row_of_edge(edges, first + count - 1, low, high);
   }
 
-  // Adds up the threads of a column in their order.
+  // Adds up the sums of a column's threads in the order of the groups.
   A* partial = args.partial + (static_cast<int64_t>(blockIdx.x) * columns + some) * edges.dim + first_feature;
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {

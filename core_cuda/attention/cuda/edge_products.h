@@ -9,8 +9,8 @@ namespace edgeless::cuda {
 // A tile of edge_tiles.cuh.
 constexpr int kTileColumns = 16, kTileEdges = 8, kTileDepth = 8;
 
-// Edges per tile of edge_products.cuh, for `dim` features of `bytes` bytes: as many as shared memory allows, since the
-// block waits for its loads at every tile. attr_grad: the features' gradient is computed as well.
+// Edges per tile of edge_products.cuh, for `dim` features of `bytes` bytes: as many as shared memory allows, since a
+// block stalls on its loads once per tile. attr_grad: the features' gradient is computed as well.
 constexpr int edges_of_tile(int dim, int bytes, bool attr_grad) {
   return attr_grad || dim * bytes > 128 ? kEdgesOfUnit : 4 * kEdgesOfUnit;
 }

@@ -8,26 +8,26 @@
 
 namespace edgeless::cuda {
 
-// make() is called once the ids of a batch are available, add() in each of its rounds, both by whole warps. add()
-// unpacks the lane's part of the rows `raw` of a round of `count` edges to x and adds the term; ids: of the edges that
-// the lane owns.
+// make() is called once the ids of a batch are available, add() in each of the batch's rounds, both by whole warps.
+// add() unpacks the lane's part of the rows `raw` of a round of `count` edges to x and adds the term. ids: those of the
+// edges that the lane owns.
 //
-// Here a lane computes the term of its own columns, for all rows of a round at once.
-template <class S, class I, class Team, int kVecs>
+// In TermsByLane, a lane computes the term of its own columns, for all rows of a round at once.
+template <class S, class I, class SubWarp, int kVecs>
 struct TermsByLane {
   using A = Arithmetic<S>;
 
-  static __device__ __forceinline__ void make(const Args<A>& /*args*/, const I (& /*ids*/)[Team::kTurns]) {}
+  static __device__ __forceinline__ void make(const Args<A>& /*args*/, const I (& /*ids*/)[SubWarp::kRounds]) {}
 
   template <class P>
-  static __device__ __forceinline__ void add(const Args<A>& args, const P& place, const I (&ids)[Team::kTurns],
-                                             int turn, int count, const Raw<S> (&raw)[Team::kRows][kVecs],
-                                             A (&x)[Team::kRows][kVecs * kVec<S>]) {
-    const I id = ids[turn];
+  static __device__ __forceinline__ void add(const Args<A>& args, const P& place, const I (&ids)[SubWarp::kRounds],
+                                             int round, int count, const Raw<S> (&raw)[SubWarp::kRows][kVecs],
+                                             A (&x)[SubWarp::kRows][kVecs * kVec<S>]) {
+    const I id = ids[round];
 #pragma unroll
-    for (int u = 0; u < Team::kRows; ++u) unpack_all<S, kVecs>(raw[u], x[u]);
+    for (int u = 0; u < SubWarp::kRows; ++u) unpack_all<S, kVecs>(raw[u], x[u]);
     if (!args.proj || args.graph.num_edges == 0) return;
-    if (Team::kEdges == 1 && count == 0) return;  // short rows leave rounds empty; no lane needs another's edge
+    if (SubWarp::kEdges == 1 && count == 0) return;  // short rows leave rounds empty; no lane needs another's edge
     const S* attr = reinterpret_cast<const S*>(args.edge_attr.base + static_cast<int64_t>(id) * args.edge_attr.row);
     const int width = args.key_vectors * kVec<S>;
     const A* proj = args.proj + static_cast<int64_t>(place.head) * args.edge_dim * width;
@@ -46,8 +46,8 @@ struct TermsByLane {
         }
       }
 #pragma unroll
-      for (int u = 0; u < Team::kRows; ++u) {
-        const A e = Team::from_owner(place, mine, u);
+      for (int u = 0; u < SubWarp::kRows; ++u) {
+        const A e = SubWarp::from_owner(place, mine, u);
 #pragma unroll
         for (int k = 0; k < kVecs * kVec<S>; ++k) x[u][k] = fma(e, w[k], x[u][k]);
       }
@@ -56,23 +56,23 @@ struct TermsByLane {
 };
 
 // The sub-warps of a warp compute the terms of all edges of their batches together on the tensor cores (edge_tiles.cuh)
-// and hand them over through shared memory. There an edge's row has the columns of all lanes of the warp that process
+// and exchange them through shared memory, where an edge's row has the columns of all lanes of the warp that process
 // the edge: four of each lane, then the next four of each. So W is read once for sixteen edges, and lanes exchange
-// nothing per feature. The lanes that process an edge are a power of two and at least four (terms_in_tiles()): either a
-// warp has all of them, or all lanes of the warp process the same edges. Not for float32 rows, which need three
+// nothing per feature. The lanes that process an edge are a power of two and at least four (terms_in_tiles()): either
+// they are all in one warp, or all lanes of the warp process the same edges. Not for float32 rows, which need three
 // products in place of one: tiles are not faster for them.
-template <class S, class I, class Team>
+template <class S, class I, class SubWarp>
 struct TermsInTiles {
-  static constexpr int kV = kVec<S>, kBatch = Team::kBatch;
+  static constexpr int kV = kVec<S>, kBatch = SubWarp::kBatch;
   static constexpr int kSides = 2;   // edge tiles per load of W
-  static constexpr int kChunks = 2;  // of kTileDepth features, in registers at once
+  static constexpr int kChunks = 2;  // chunks of kTileDepth features in registers at once
 
-  // Of a warp: lanes that process one edge, edges, and the pitch of an edge in floats (free of bank conflicts).
+  // Per warp: lanes that process one edge, edges, and the pitch of an edge in floats (free of bank conflicts).
   struct Shape {
     int lanes_log2, lanes, edges, pitch;
     template <class L>
     __device__ explicit Shape(const L& layout)
-        : lanes_log2(min(31 - __clz(layout.heads_per_slice) + layout.team_log2, 5)),
+        : lanes_log2(min(31 - __clz(layout.heads_per_slice) + layout.sub_warp_log2, 5)),
           lanes(1 << lanes_log2),
           edges(32 * kBatch >> lanes_log2),
           pitch(lanes * kV + 4) {}
@@ -110,7 +110,7 @@ struct TermsInTiles {
     return x;
   }
 
-  static __device__ __forceinline__ void make(const Args<float>& args, const I (&ids)[Team::kTurns]) {
+  static __device__ __forceinline__ void make(const Args<float>& args, const I (&ids)[SubWarp::kRounds]) {
     __syncwarp();  // the previous terms have been read
     if (args.edge_in_pairs) {
       make<true>(args, ids);
@@ -121,13 +121,13 @@ struct TermsInTiles {
   }
 
   template <bool kPairs>
-  static __device__ __forceinline__ void make(const Args<float>& args, const I (&ids)[Team::kTurns]) {
+  static __device__ __forceinline__ void make(const Args<float>& args, const I (&ids)[SubWarp::kRounds]) {
     const Shape shape(args.layout);
-    const int team_log2 = args.layout.team_log2, dim = args.edge_dim,
-              of_node = args.layout.heads_per_slice << team_log2;
+    const int sub_warp_log2 = args.layout.sub_warp_log2, dim = args.edge_dim,
+              of_node = args.layout.heads_per_slice << sub_warp_log2;
     const int first_head = blockIdx.y * args.layout.heads_per_slice, heads = args.heads - first_head;
     const float* proj = args.given_proj + first_head * args.dim * dim;
-    const int column = 2 * tile_group();  // of a tile, which has four columns of each of four lanes
+    const int column = 2 * tile_group();  // column in a tile, which has four columns of each of four lanes
     const int first_lane = (threadIdx.x & (of_node - 1) & ~31) + column / 4;
     for (int first = 0; first < dim; first += kChunks * kTileDepth) {
       for (int some = 0; some < shape.edges; some += kSides * kTileEdges) {
@@ -138,10 +138,10 @@ struct TermsInTiles {
           const int edge = min(some + side * kTileEdges + tile_group(), shape.edges - 1), in_batch = edge % kBatch;
           I id = 0;
 #pragma unroll
-          for (int t = 0; t < Team::kTurns; ++t) {
-            const int owner = (edge / kBatch << shape.lanes_log2) + in_batch % Team::kEdges;
+          for (int t = 0; t < SubWarp::kRounds; ++t) {
+            const int owner = (edge / kBatch << shape.lanes_log2) + in_batch % SubWarp::kEdges;
             const I one = __shfl_sync(kFullWarp, ids[t], owner);
-            if (t == in_batch / Team::kEdges) id = one;
+            if (t == in_batch / SubWarp::kEdges) id = one;
           }
           const auto* attr =
               reinterpret_cast<const S*>(args.edge_attr.base + static_cast<int64_t>(id) * args.edge_attr.row) + first;
@@ -156,8 +156,8 @@ struct TermsInTiles {
         for (int four = 0; four < kV; four += 4) {
 #pragma unroll 1
           for (int tile = 0; tile < shape.lanes; tile += 4, to += kTileColumns) {
-            const int lane = first_lane + tile, head = min(lane >> team_log2, heads - 1);
-            const int number = (lane & ((1 << team_log2) - 1)) * kV + four + column % 4, last = args.dim - 1;
+            const int lane = first_lane + tile, head = min(lane >> sub_warp_log2, heads - 1);
+            const int number = (lane & ((1 << sub_warp_log2) - 1)) * kV + four + column % 4, last = args.dim - 1;
             const float* w[2];
 #pragma unroll
             for (int c = 0; c < 2; ++c) w[c] = proj + (head * args.dim + min(number + c, last)) * dim + first;
@@ -195,14 +195,14 @@ struct TermsInTiles {
 
   template <class P>
   static __device__ __forceinline__ void add(const Args<float>& args, const P& /*place*/,
-                                             const I (& /*ids*/)[Team::kTurns], int turn, int /*count*/,
-                                             const Raw<S> (&raw)[Team::kRows][1], float (&x)[Team::kRows][kV]) {
+                                             const I (& /*ids*/)[SubWarp::kRounds], int round, int /*count*/,
+                                             const Raw<S> (&raw)[SubWarp::kRows][1], float (&x)[SubWarp::kRows][kV]) {
     const Shape shape(args.layout);
     const int lane = threadIdx.x % 32;
-    const float* from = room() + ((lane >> shape.lanes_log2) * kBatch + turn * Team::kEdges) * shape.pitch +
+    const float* from = room() + ((lane >> shape.lanes_log2) * kBatch + round * SubWarp::kEdges) * shape.pitch +
                         4 * (lane & (shape.lanes - 1));
 #pragma unroll
-    for (int u = 0; u < Team::kRows; ++u) {
+    for (int u = 0; u < SubWarp::kRows; ++u) {
       unpack_all<S, 1>(raw[u], x[u]);
 #pragma unroll
       for (int k = 0; k < kV; k += 4) {
@@ -213,7 +213,8 @@ struct TermsInTiles {
   }
 };
 
-template <class S, class I, class Team, int kVecs, int kMode>
-using EdgeTerms = std::conditional_t<kMode == kEdgeTiles, TermsInTiles<S, I, Team>, TermsByLane<S, I, Team, kVecs>>;
+template <class S, class I, class SubWarp, int kVecs, int kMode>
+using EdgeTerms =
+    std::conditional_t<kMode == kEdgeTiles, TermsInTiles<S, I, SubWarp>, TermsByLane<S, I, SubWarp, kVecs>>;
 
 }  // namespace edgeless::cuda

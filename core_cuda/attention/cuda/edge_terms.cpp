@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kTerms = "attention/cuda/edge_terms.cuh";
 constexpr const char* kProducts = "attention/cuda/edge_products.cuh";
 
-// The number of features if there are kernels for it and all arrays can be read in whole vectors, else 0.
+// The number of features if kernels are compiled for it and all arrays can be read in whole vectors, else 0.
 int known_dim(const EdgeFeatures& edges, std::initializer_list<const void*> arrays) {
   for (const void* array : arrays) {
     if (reinterpret_cast<uintptr_t>(array) % 16 != 0) return 0;

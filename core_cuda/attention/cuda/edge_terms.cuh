@@ -1,6 +1,6 @@
 // Products of edge features, [E, dim] by original id, with node rows; sums of such rows for the features' gradient;
-// dropout factors and both ends of edges. A thread takes an edge and holds its features; neighbouring threads, whose
-// edges mostly share a row, read that row together.
+// dropout factors and both ends of edges. A thread processes one edge and holds its features in registers; neighbouring
+// threads, whose edges mostly share a row, read that row together.
 #pragma once
 
 #include "../../common/dropout.h"
@@ -13,7 +13,7 @@ namespace edgeless::cuda {
 template <class S, int kDim>
 __global__ void __launch_bounds__(kThreads) edge_dots_kernel(const __grid_constant__ EdgeDots<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
-  constexpr int kHeads = 4;  // at once
+  constexpr int kHeads = 4;  // heads per step
   const EdgeFeatures& edges = args.edges;
   const int heads = edges.heads, dim = kDim ? kDim : edges.dim;
   for_each_edge(edges.graph, edges.wide_index, args.one_row, [&](int64_t position, int64_t row) {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) edge_dots_kernel(const __grid_consta
 template <class S, int kDim>
 __global__ void __launch_bounds__(kThreads) edge_sums_kernel(const __grid_constant__ EdgeSums<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
-  constexpr int kSome = kDim ? kDim : 4;  // features at once
+  constexpr int kSome = kDim ? kDim : 4;  // features per step
   const EdgeFeatures& edges = args.edges;
   const int heads = edges.heads, dim = kDim ? kDim : edges.dim;
   for_each_edge(edges.graph, edges.wide_index, args.one_row, [&](int64_t position, int64_t row) {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) edge_sums_kernel(const __grid_consta
   });
 }
 
-// A thread takes one draw, which serves four heads of an edge.
+// A thread makes one draw, which serves four heads of an edge.
 template <class A>
 __global__ void edge_drops_kernel(const __grid_constant__ EdgeDrops<A> args) {
   const EdgeFeatures& edges = args.edges;

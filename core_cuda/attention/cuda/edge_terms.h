@@ -1,4 +1,4 @@
-// Entry points of the kernels for edge features that run around the passes of attention. No CUDA and no
+// Entry points of the kernels for edge features that run before and after the passes of attention. No CUDA and no
 // torch.
 //
 // All of them process the edges in the order of the graph, row by row. Features are indexed by original edge id. Other
@@ -19,7 +19,7 @@ struct EdgeFeatures {
   int dim = 0, heads = 0;
 };
 
-// out[e, h] = factor <rows[r, h], attr[e]> for every edge e of row r: one product, or two with the same features.
+// out[e, h] = factor <rows[r, h], attr[e]> for every edge e of row r: one product, or two of the same features.
 template <class A>
 struct EdgeDots {
   EdgeFeatures edges;
@@ -35,7 +35,7 @@ void edge_dots(const EdgeDots<A>& args, const jit::Queue& queue);
 // row r: a gradient of the features, by id.
 template <class A>
 struct EdgeSums {
-  EdgeFeatures edges;       // without attr
+  EdgeFeatures edges;       // attr is not read
   const A* weight[2] = {};  // [E, heads]; the second may be null
   const A* rows[2] = {};    // [rows, heads, dim]
   bool one_row = false;     // see EdgeDots
@@ -44,10 +44,10 @@ struct EdgeSums {
 template <class A>
 void edge_sums(const EdgeSums<A>& args, const jit::Queue& queue);
 
-// out[e, h]: the dropout factor of an edge and head, 0 or keep_scale = 1 / (1 - p). Drawn by original id.
+// out[e, h]: the dropout factor of an edge and head, 0 or keep_scale = 1 / (1 - p). Draws depend on the original id.
 template <class A>
 struct EdgeDrops {
-  EdgeFeatures edges;  // without attr
+  EdgeFeatures edges;  // attr is not read
   const int64_t* seed = nullptr;
   uint64_t threshold = 0;
   A keep_scale = 1;
@@ -76,7 +76,7 @@ struct EdgeProducts {
   int blocks = 0;
   A* partial = nullptr;  // [blocks, columns, dim]; the caller sums over the blocks
 };
-// Whether a block's shared memory holds all columns of a tile.
+// Returns whether edge_products() can compute the features' gradient: a block's shared memory holds all columns.
 template <class A>
 bool makes_attr_grad(int heads, int channels);
 template <class A>

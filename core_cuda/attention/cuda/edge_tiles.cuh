@@ -19,7 +19,7 @@ namespace edgeless::cuda {
 __device__ __forceinline__ int tile_group() { return threadIdx.x % 32 / 4; }  // g
 __device__ __forceinline__ int tile_pair() { return threadIdx.x % 4 * 2; }    // 2 t
 
-// kRest: holds the residual of each value after rounding as well.
+// kRest: also holds the residual of each value after rounding.
 template <int kSize, bool kRest>
 struct TileNumbers {
   uint32_t nearest[kSize], rest[kRest ? kSize : 1];

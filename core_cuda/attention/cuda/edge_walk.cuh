@@ -40,7 +40,7 @@ struct Numbers {
   }
 };
 
-// Loads the columns of a row that a thread has.
+// Loads a thread's columns of a row.
 template <class S, int kColumns>
 __device__ __forceinline__ void load_columns(const char* from, Arithmetic<S> (&x)[kColumns]) {
   if constexpr (kColumns == 1) {

@@ -8,8 +8,8 @@
 
 namespace edgeless::cuda {
 
-// Block (x, y) sums part y of the rows for 32 columns: kTall rows at a time, with four sums per thread. Rows from
-// `rows_of_in` on are those of `more`.
+// Block (x, y) sums part y of the rows for 32 columns: kTall rows at a time, with four sums per thread. Rows from index
+// `rows_of_in` on are read from `more`.
 template <class A, class S>
 __global__ void sum_rows_kernel(const A* in, int64_t rows_of_in, const A* more, int64_t rows, int64_t cols, S* out) {
   constexpr int kTall = kThreads / 32;
@@ -50,8 +50,8 @@ __device__ __forceinline__ void load_floats(const char* at, float (&x)[kSize]) {
   }
 }
 
-// Four lanes per row and head. kRounds: grad is float32, and `rounded`, [rows, heads, vectors], receives the rounded
-// values that are used.
+// Four lanes per row and head. kRounds: grad is float32; it is rounded to S before use, and the rounded values are
+// stored to `rounded`, [rows, heads, vectors].
 template <class S, bool kRounds>
 __global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, int vectors, Raw<S>* rounded,
                                  float* delta) {
@@ -81,7 +81,7 @@ __global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, i
   if (inside && threadIdx.x % 4 == 0) delta[at] = sum;
 }
 
-// Four lanes per row and head. The rows are about to be gathered, so L2 may keep them.
+// Four lanes per row and head. The next pass gathers these rows, so their loads let L2 keep them.
 template <class A, class S>
 __global__ void inverse_norms_kernel(Rows rows, int64_t num_rows, int heads, int vectors, A least, A* over) {
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 4;

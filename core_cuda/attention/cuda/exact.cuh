@@ -1,13 +1,13 @@
-// Rows with large logits, in the backward. A float32 logsumexp near 4,000 is known to 2e-4, and so would be all weights
-// of its row, which then do not sum to one. Such rows are recomputed in double: logits, the softmax's sum and Delta.
-// The tile loops do next to nothing for it. The destination pass knows a row's logsumexp; where it is large, the pass
-// leaves NaN as the row's statistics, and the NaN shows in the source pass in the sums of every row that gathers them.
-// A block that met such a row processes its range again (walk_again) with the functions below. These are not inlined,
-// so that the loops keep their registers, and slow: one function for all widths and options (docs/decisions/0007).
+// Rows with large logits, in the backward. A float32 logsumexp near 4,000 has an error of 2e-4, and all weights of its
+// row would have this relative error and not sum to one. Such rows are recomputed in double: logits, the softmax's sum
+// and Delta. The tile loops do next to nothing for this. Where a row's logsumexp is large, the destination pass stores
+// NaN as the row's statistics, and the NaN reaches, in the source pass, the sums of every row that gathers them. A
+// block with such a row processes its range again (walk_again) with the functions below. These are not inlined, so that
+// the loops keep their registers, and slow: one function for all widths and options (docs/decisions/0007).
 //
-// Where the gradients of sources overwrite their rows, the source pass cannot process a quota twice. There the
-// destination pass records whether it met such a row (Args::some_large); if it did, the source pass computes all its
-// rows here.
+// Where the gradients of sources overwrite their rows, the source pass cannot process a quota twice. In that case the
+// destination pass records whether it has found such a row (Args::some_large), and if so, the source pass computes all
+// its rows by the functions below.
 #pragma once
 
 #include "edge_data.cuh"
@@ -16,45 +16,45 @@
 
 namespace edgeless::cuda {
 
-// Whether a base-2 logit is large: from 355 on in base e, where a float is known to 1.5e-5.
+// Returns whether a base-2 logit is large: above 355 in base e, where rounding to float has an error of 1.5e-5.
 template <class A>
 __device__ __forceinline__ bool is_large(A logit) {
   return fabs(logit) > 512;
 }
 
-// Whether rows of a storage type are recomputed. float64 is exact enough, and 16-bit logits are known to three digits
-// only.
+// True if rows of a storage type are recomputed. float64 is accurate enough, and 16-bit logits have only three accurate
+// digits.
 template <class S>
 constexpr bool kMakesExact = std::is_same_v<S, float>;
 
-struct TeamOfHead {
+struct SubWarpOfHead {
   int head, lane, width;
-  unsigned mask;  // of the sub-warp in its warp
+  unsigned mask;  // the sub-warp's lanes in its warp
   bool fives;
 
   template <class P>
-  __device__ explicit TeamOfHead(const P& place)
+  __device__ explicit SubWarpOfHead(const P& place)
       : head(place.head), lane(place.row_lane()), width(place.row_width()), mask(place.mask()), fives(P::kFives) {}
 };
 
-// A row, and the range of its edges in the sub-warp's quota.
+// A row and the range of its edges in the sub-warp's quota.
 template <class I>
-struct RowOfTeam {
+struct RowOfSubWarp {
   I row, first, last;
   bool begins;  // the range begins with the row's first edge
   int size;     // values per lane
 };
 
 template <class Fn, class I>
-struct ExactWalk : TeamOfHead {
+struct ExactWalk : SubWarpOfHead {
   static constexpr int kMostColumns = 16;  // per lane
 
   const Args<float>& args;
   bool by_src;  // rows are sources
   uint64_t seed = 0;
 
-  __device__ ExactWalk(const Args<float>& args, const TeamOfHead& team, bool by_src)
-      : TeamOfHead(team), args(args), by_src(by_src) {
+  __device__ ExactWalk(const Args<float>& args, const SubWarpOfHead& sub_warp, bool by_src)
+      : SubWarpOfHead(sub_warp), args(args), by_src(by_src) {
     if (args.has_dropout) seed = static_cast<uint64_t>(*args.seed);
   }
 
@@ -68,8 +68,8 @@ struct ExactWalk : TeamOfHead {
   __device__ static T number(const Rows& rows, int64_t row, int head, int column) {
     return *(reinterpret_cast<const T*>(rows.base + row * rows.row + head * rows.head) + column);
   }
-  __device__ double team_sum_of(double x) const {
-    if (!fives) return team_sum(x, width, mask);
+  __device__ double sub_warp_sum_of(double x) const {
+    if (!fives) return sub_warp_sum(x, width, mask);
     double sum = 0;
     for (int i = 0; i < width; ++i) sum += __shfl_sync(mask, x, __ffs(mask) - 1 + i);
     return sum;
@@ -111,7 +111,7 @@ struct ExactWalk : TeamOfHead {
         e.dp = fma(double(number<float>(args.grad_out, e.dst, head, column)),
                    double(number<float>(values, e.src, head, column)), e.dp);
       });
-      e.dp = team_sum_of(e.dp);
+      e.dp = sub_warp_sum_of(e.dp);
     }
     if (args.value_term) e.dp += args.value_term[e.at];
 
@@ -128,7 +128,7 @@ struct ExactWalk : TeamOfHead {
           e.logit = fma(x, y, e.logit);
         }
       });
-      e.logit = team_sum_of(e.logit);
+      e.logit = sub_warp_sum_of(e.logit);
     }
     if constexpr (Fn::kScore == Score::dot) e.logit *= args.coefficient;
     if constexpr (Fn::kInverseNorms) {
@@ -164,7 +164,7 @@ struct ExactWalk : TeamOfHead {
       for_columns(args.key_vectors, [&](int column, int) {
         constant = fma(att(column), double(number<float>(args.dst, row, head, column)), constant);
       });
-      constant = team_sum_of(constant);
+      constant = sub_warp_sum_of(constant);
     }
     if (lane > 0) return;
     if (is_large(args.logsumexp[at] * kLog2e) || is_large(constant * kLog2e)) {
@@ -200,15 +200,16 @@ struct ExactWalk : TeamOfHead {
   }
 };
 
-// The two functions below compute what the loops would have summed: vectors in keys and values; the scalar is returned.
-// Called by a whole sub-warp.
+// The two functions below compute the sums of the tile loops. They store the vectors to `keys` and `values` and return
+// the scalar. Called by a whole sub-warp.
 
-// Destination pass. Also writes the row's statistics for the source pass.
+// The sums of the destination pass. Also writes the row's statistics for the source pass.
 template <class Fn, bool kEdgeTerm, class I>
-__device__ __noinline__ float exact_by_dst(const Args<float>& args, TeamOfHead team, RowOfTeam<I> row, float* keys) {
+__device__ __noinline__ float exact_by_dst(const Args<float>& args, SubWarpOfHead sub_warp, RowOfSubWarp<I> row,
+                                           float* keys) {
   using Walk = ExactWalk<Fn, I>;
-  __syncwarp(team.mask);  // per-edge outputs are written again, by other lanes
-  const Walk walk(args, team, false);
+  __syncwarp(sub_warp.mask);  // per-edge outputs are written again, by other lanes
+  const Walk walk(args, sub_warp, false);
   double logsumexp = 0, delta = 0;
   if (row.first < row.last) {
     const I* indptr = static_cast<const I*>(args.graph.indptr);
@@ -230,12 +231,12 @@ __device__ __noinline__ float exact_by_dst(const Args<float>& args, TeamOfHead t
   for (I position = row.first; position < row.last; ++position) {
     const auto e = walk.edge(row.row, position);
     const double p = exp(e.logit - logsumexp), ds = p * (walk.of_weight(e) - delta);
-    if (team.lane == 0) {
+    if (sub_warp.lane == 0) {
       if (args.grad_scale) args.grad_scale[e.at] = static_cast<float>(p * e.keep * e.dp);
       if (args.weights_out)
         args.weights_out[e.at] = static_cast<float>(p * e.keep * (args.weights_scaled ? e.scale : 1));
       if (args.ds_out) {
-        const int64_t at = args.ds_in_order ? static_cast<int64_t>(position) * args.heads + team.head : e.at;
+        const int64_t at = args.ds_in_order ? static_cast<int64_t>(position) * args.heads + sub_warp.head : e.at;
         args.ds_out[at] = static_cast<float>(ds * e.derivative);
       }
     }
@@ -246,16 +247,16 @@ __device__ __noinline__ float exact_by_dst(const Args<float>& args, TeamOfHead t
   return static_cast<float>(scalar);
 }
 
-// Source pass.
+// The sums of the source pass.
 template <class Fn, class I>
-__device__ __noinline__ float exact_by_src(const Args<float>& args, TeamOfHead team, RowOfTeam<I> row, float* keys,
-                                           float* values) {
+__device__ __noinline__ float exact_by_src(const Args<float>& args, SubWarpOfHead sub_warp, RowOfSubWarp<I> row,
+                                           float* keys, float* values) {
   using Walk = ExactWalk<Fn, I>;
-  const Walk walk(args, team, true);
+  const Walk walk(args, sub_warp, true);
   double sums[Walk::kMostColumns] = {}, value_sums[Walk::kMostColumns] = {}, scalar = 0;
   for (I position = row.first; position < row.last; ++position) {
     const auto e = walk.edge(row.row, position);
-    const int64_t at = e.dst * args.heads + team.head;
+    const int64_t at = e.dst * args.heads + sub_warp.head;
     double logsumexp = args.logsumexp[at], delta = args.stats ? args.stats[2 * at + 1] : args.delta[at];
     // Tests the shift, since a Delta that is NaN may be the user's.
     if (args.stats ? isnan(args.stats[2 * at]) : is_large(logsumexp * kLog2e)) {
@@ -266,7 +267,7 @@ __device__ __noinline__ float exact_by_src(const Args<float>& args, TeamOfHead t
     walk.add_key(e, ds, sums);
     if (args.grad_out) {
       walk.for_columns(args.value_vectors, [&](int column, int k) {
-        const float grad = Walk::template number<float>(args.grad_out, e.dst, team.head, column);
+        const float grad = Walk::template number<float>(args.grad_out, e.dst, sub_warp.head, column);
         value_sums[k] = fma(w, double(grad), value_sums[k]);
       });
     }

@@ -27,8 +27,8 @@ inline jit::Expression expression_of(Pass pass, Score score, Storage storage, co
   const Place& at = places[static_cast<int>(pass)][k.mma];
   const jit::Type functor = functor_of(score), stored = type_of(storage);
   if (k.mma) return {at.header, at.function, {functor, stored, k.lanes, k.vectors, k.edges, k.whole, int{k.mode}}};
-  const jit::Instance team{"TeamShape", {k.lanes, k.edges, k.spread}};
-  return {at.header, at.function, {functor, stored, index_type(k.wide_index), k.vectors, team, int{k.mode}}};
+  const jit::Instance sub_warp{"SubWarpShape", {k.lanes, k.edges, k.spread}};
+  return {at.header, at.function, {functor, stored, index_type(k.wide_index), k.vectors, sub_warp, int{k.mode}}};
 }
 
 }  // namespace edgeless::cuda

@@ -2,12 +2,12 @@
 // other), with the head's factor in Args::att and 1 / norm per node and head in Args::dst_over_norm and src_over_norm.
 // own and other: see scores.cuh.
 //
-// A pass sums over edges what is linear in the gathered rows: G = sum of ds / norm of other * other. The own norm
-// enters when a row ends: with r = 1 / norm of own, the row's gradient is factor * r (G - <G, r own> r own), and the
-// factor's gradient is <G, r own>. A norm below the least one is replaced by that constant: r is stored negative
-// then, and the second term is left out. All this is linear in G, so each segment of a row may be closed by itself.
+// A pass sums over edges what is linear in the gathered rows: G = sum of ds / norm of other * other. The own norm is
+// applied when a row ends: with r = 1 / norm of own, the row's gradient is factor * r (G - <G, r own> r own), and the
+// factor's gradient is <G, r own>. A norm below the least norm is replaced by that constant: r is then stored negative,
+// and the second term is left out. All this is linear in G, so each segment of a row may be closed separately.
 //
-// From the factor's gradient a constant times the row's sum of ds is subtracted. That sum is zero except for rounding:
+// A constant times the row's sum of ds is subtracted from the factor's gradient. That sum is zero except for rounding:
 // an error shared by all ds of a row, such as a rounded Delta, would otherwise be multiplied by the mean cosine of the
 // row, which is nearly one for nonnegative features.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace edgeless::cuda {
 
-// Scores without norms: every function is the identity, which the compiler removes.
+// The variant for scores without norms. Its functions do nothing, and the compiler removes their calls.
 template <class A, bool kThere>
 struct InverseNorms {
   __device__ InverseNorms(const Args<A>&, const A* /*own*/, const A* /*others*/, int /*head*/) {}
@@ -34,7 +34,7 @@ struct InverseNorms {
 
 template <class A>
 struct InverseNorms<A, true> {
-  const A* own_base;     // read once per row: needs no register
+  const A* own_base;     // read once per row, so not held in a register
   const char* other_at;  // offset to the head
   uint32_t stride;
   int heads, head;
@@ -48,7 +48,7 @@ struct InverseNorms<A, true> {
         head(head),
         factor(static_cast<const A*>(args.att)[head] * A(kLog2e)) {}
 
-  // 1 / norm of the own row, negative where the least norm replaces it; callers use 0 for no row.
+  // 1 / norm of the own row, negative where the least norm replaces the norm. Callers use 0 where there is no row.
   template <class I>
   __device__ __forceinline__ A own(I row) const {
     return __ldg(own_base + (static_cast<int64_t>(row) * heads + head));
@@ -58,11 +58,10 @@ struct InverseNorms<A, true> {
     return fabs(__ldg(reinterpret_cast<const A*>(row_address(other_at, index, stride))));
   }
   __device__ __forceinline__ A logit(A dot, A own, A other) const { return dot * (factor * fabs(own) * other); }
-  // The factor of the gathered row that an edge adds to G. An entry without an edge may have the norm of any row, and
-  // NaN.
+  // The factor of the gathered row in G. Beyond a batch's end, `other` belongs to some other row and may be NaN.
   __device__ __forceinline__ A of_edge(A ds, A other, bool valid) const { return valid ? ds * other : A(0); }
 
-  // Turns G (`sum`) into the gradient of the row and returns <G, r own>. Called by all lanes of a sub-warp.
+  // Converts G (`sum`) to the gradient of the row and returns <G, r own>. Called by all lanes of a sub-warp.
   template <int kPer, class P>
   __device__ __forceinline__ A close(A (&sum)[kPer], const A (&own)[kPer], A over, const P& place) const {
     A dot = 0;
@@ -99,26 +98,26 @@ struct InverseNorms<A, true> {
   }
 };
 
-// The gradient of the factor. Every sub-warp accumulates its part in shared memory. At the end the workers of a block
-// are summed in their order: one partial sum per block and head.
+// The gradient of the factor. Every sub-warp accumulates its part in shared memory. store() adds up the parts of a
+// block's workers in their order to one partial sum per block and head.
 template <class A>
 struct FactorShares {
-  A at[kMaxTeams];
+  A at[kMaxSubWarps];
 
   template <class P>
   __device__ void clear(const P& place) {
-    if (place.lane == 0) at[place.team] = 0;
+    if (place.lane == 0) at[place.sub_warp] = 0;
   }
   template <class P>
   __device__ void add(const P& place, A share) {
-    if (place.lane == 0) at[place.team] += share;
+    if (place.lane == 0) at[place.sub_warp] += share;
   }
   template <class P>
   __device__ void store(const Args<A>& args, const P& place) const {
     __syncthreads();
-    if (!place.working || place.chain > 0 || place.lane > 0) return;
-    A total = at[place.team];
-    for (int chain = 1; chain < place.chains; ++chain) total += at[place.team + chain * place.chain_distance];
+    if (!place.working || place.worker > 0 || place.lane > 0) return;
+    A total = at[place.sub_warp];
+    for (int worker = 1; worker < place.workers; ++worker) total += at[place.sub_warp + worker * place.worker_distance];
     args.grad_att[static_cast<int64_t>(blockIdx.x) * args.heads + place.head] = total;
   }
 };

@@ -11,20 +11,20 @@ namespace edgeless::cuda {
 template <class A>
 void run_pass(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue);
 
-// Has the kernels of a forward and of its backward compiled beside each other if the forward's is not loaded yet, since
-// a backward usually follows. max_degree: edges of the longest row of the CSC; -1: unknown.
+// Compiles the kernels of a forward and of its backward in parallel if the forward's is not loaded yet, since a
+// backward usually follows. max_degree: edges of the longest row of the CSC; -1: unknown.
 void prepare_passes(const Problem& forward, const Plan& plan, const Device& device, int64_t max_degree,
                     const jit::Queue& queue);
 
 // Merges the segments of hubs that a pass left in the fix-up workspace args.carry.
 template <class A>
-void merge_pieces(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue);
+void merge_segments(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue);
 
 // Divides args.weights_out, which the destination pass left without dropout, by the sums of its rows, then applies
 // dropout.
 template <class A>
 void normalize_weights(const Args<A>& args, bool wide_index, const jit::Queue& queue);
-// Warps and threads of a block of its kernel.
+// Warps and threads per block of the kernel of normalize_weights().
 constexpr int kWeightWarps = 8, kWeightThreads = 32 * kWeightWarps;
 
 // Splits the rows of in [rows, cols], followed by those of more [more_rows, cols], into `sums` equal parts and sums

@@ -1,4 +1,4 @@
-// A lane's part of a row: where it stands, and how it is loaded, unpacked and stored.
+// A lane's part of a row: its offsets, and the functions that load, unpack and store it.
 #pragma once
 
 #include "../../common/vec.cuh"
@@ -7,11 +7,11 @@
 namespace edgeless::cuda {
 
 // Target occupancy of a kernel in blocks per SM.
-template <class Fn, class S, class I, class Team>
+template <class Fn, class S, class I, class SubWarp>
 constexpr int min_blocks(Pass pass, int mode, int vectors) {
   constexpr int kNumbers = kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
   const int blocks = min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers,
-                                Team::kRows * Team::kTurns, Team::kNarrow, has_edge_term(mode));
+                                SubWarp::kRows * SubWarp::kRounds, SubWarp::kNarrow, has_edge_term(mode));
   const int most = most_long_blocks(pass, Fn::kScore);
   return sizeof(I) + sizeof(Arithmetic<S>) > 8 && blocks > most ? most : blocks;
 }
@@ -22,7 +22,7 @@ constexpr int min_blocks(Pass pass, int mode, int vectors) {
 template <int kVecs>
 struct Offsets {
   uint32_t at[kVecs];
-  // bytes: of a vector
+  // bytes: size of a vector
   template <class P>
   __device__ Offsets(const P& place, int vectors, int bytes = 16) {
 #pragma unroll
@@ -41,9 +41,9 @@ __device__ __forceinline__ const char* row_address(const char* base, int64_t ind
   return base + static_cast<uint64_t>(index) * stride;
 }
 
-__device__ __forceinline__ void ask_l2(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+__device__ __forceinline__ void prefetch_l2(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
-// L2 prefetch distance, in rows, of the rows that a sub-warp reduces, which it reads in order.
+// L2 prefetch distance in rows. A sub-warp reduces its rows in order.
 constexpr int kRowsAhead = 2;
 
 // A lane's pointers into a [rows, heads, dim] tensor.
@@ -57,7 +57,7 @@ struct RowPointers {
     for (int v = 0; v < kVecs; ++v) at[v] = rows.base + head * rows.head + offsets.at[v];
   }
 
-  // Keeps the pointers in registers, for rows that the loop reads.
+  // Keeps the pointers in registers, for rows that are read in the tile loop.
   __device__ void hold() {
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) at[v] = held(at[v]);
@@ -69,15 +69,15 @@ struct RowPointers {
     return row_address(at[v], index, stride);
   }
 
-  // Prefetches the row to L2. Called by one lane of eight: a line of 128 bytes.
+  // Prefetches the row to L2. Called by one lane in eight, since the vectors of eight lanes fill a line of 128 bytes.
   template <class I>
-  __device__ void ask(I index) const {
+  __device__ void prefetch(I index) const {
 #pragma unroll
-    for (int v = 0; v < kVecs; ++v) ask_l2(row(v, index));
+    for (int v = 0; v < kVecs; ++v) prefetch_l2(row(v, index));
   }
 };
 
-// Loads vector `at` of the attention vectors of all heads.
+// Loads vector `at` of Args::att, counted over all heads.
 template <class S>
 __device__ __forceinline__ void load_att(const Args<Arithmetic<S>>& args, int at, Arithmetic<S> (&to)[kVec<S>]) {
   if constexpr (!std::is_same_v<S, Arithmetic<S>>) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void load_att_part(const Args<Arithmetic<S>>& args, c
   for (int k = 0; k < kVec<S>; ++k) to[k] = 0;
 }
 
-// Loads all of the lane's part. A loop over load_att_part changes the kernels' registers by a few, and was not timed.
+// Loads the lane's whole part. A loop over load_att_part() would change the kernels' registers by a few; not timed.
 template <class S, int kVecs, class P>
 __device__ inline void load_att(const Args<Arithmetic<S>>& args, const P& place, Arithmetic<S> (&to)[kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
@@ -134,10 +134,10 @@ __device__ __forceinline__ void unpack_row(const Raw<S> (&raw)[kVecs], const P& 
   }
 }
 
-// Whether registers are scarce in a backward: in sub-warps that are not narrow, and for the dot product, which holds
+// True if registers are scarce in a backward: in sub-warps that are not narrow, and for the dot product, which holds
 // two rows and two sums.
-template <class Fn, class Team>
-constexpr bool kScarce = !Team::kNarrow || (Fn::kOwnValue && !Fn::kScalar);
+template <class Fn, class SubWarp>
+constexpr bool kScarce = !SubWarp::kNarrow || (Fn::kOwnValue && !Fn::kScalar);
 
 template <class S, int kVecs>
 __device__ __forceinline__ void unpack_all(const Raw<S> (&raw)[kVecs], Arithmetic<S> (&to)[kVecs * kVec<S>]) {
@@ -169,7 +169,8 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
     }
     return;
   }
-  // One vector only: with more, the forward of dot product attention takes 4 percent longer, also for whole rows.
+  // Only for one vector per lane: with more, this branch would make the forward of dot product attention 4 percent
+  // slower, even for whole rows.
   if constexpr (kVecs == 1 && kBytes == 16) {
     if (out.halves) {
       const int at = place.row_lane(), left = out.dim - at * kVec<S>;
@@ -212,8 +213,8 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
 
 // Stores the lane's part of a vector to a segment in the fix-up workspace.
 template <class S, int kVecs, class P>
-__device__ inline void store_piece(Arithmetic<S>* to, const P& place, int vectors,
-                                   const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
+__device__ inline void store_segment(Arithmetic<S>* to, const P& place, int vectors,
+                                     const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
     const int at = v * place.row_width() + place.row_lane();

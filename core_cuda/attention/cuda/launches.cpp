@@ -55,7 +55,7 @@ void run_pass(const Problem& problem, const Plan& plan, const Args<A>& args, con
 }
 
 template <class A>
-void merge_pieces(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue) {
+void merge_segments(const Problem& problem, const Plan& plan, const Args<A>& args, const jit::Queue& queue) {
   const jit::Shape shape{merge_grid(plan.slots, int64_t{args.heads} * args.carry_size), kMergeThreads};
   if (problem.pass == Pass::forward) {
     jit::launch(queue, merge_kernel(kMergeSoftmax, problem), shape, args);
@@ -109,7 +109,7 @@ void row_dot(const CompressedGraph& graph, bool wide_index, const A* a, const A*
 
 #define EDGELESS_INSTANTIATE(A)                                                                                  \
   template void run_pass(const Problem&, const Plan&, const Args<A>&, const jit::Queue&);                        \
-  template void merge_pieces(const Problem&, const Plan&, const Args<A>&, const jit::Queue&);                    \
+  template void merge_segments(const Problem&, const Plan&, const Args<A>&, const jit::Queue&);                  \
   template void normalize_weights(const Args<A>&, bool, const jit::Queue&);                                      \
   template void sum_rows(const A*, int64_t, const A*, int64_t, int64_t, int, void*, Storage, const jit::Queue&); \
   template void inverse_norms(const Rows&, Storage, int64_t, int, int, A, A*, const jit::Queue&);                \

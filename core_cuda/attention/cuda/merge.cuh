@@ -7,11 +7,11 @@
 
 namespace edgeless::cuda {
 
-// Segment `piece` of a hub in the fix-up workspace, for all heads.
+// Segment `segment` of a hub in the fix-up workspace, for all heads.
 template <class A>
-__device__ const A* piece_at(const Args<A>& args, const Hub& hub, int64_t piece) {
-  const int64_t slots = number_of_slots(args.graph.num_edges, args.part.piece);
-  const int64_t at = piece == 0 ? hub.slot : slots + hub.slot + piece - 1;
+__device__ const A* segment_at(const Args<A>& args, const Hub& hub, int64_t segment) {
+  const int64_t slots = number_of_slots(args.graph.num_edges, args.part.segment);
+  const int64_t at = segment == 0 ? hub.slot : slots + hub.slot + segment - 1;
   return args.carry + at * args.heads * args.carry_size;
 }
 
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   using A = Arithmetic<S>;
   for_each_hub<I>(args.graph, args.part, [&](const Hub& hub) {
     merge_softmax<A, false>(
-        hub.pieces, args.heads, args.carry_size, [&](int64_t p) { return piece_at(args, hub, p); },
+        hub.segments, args.heads, args.carry_size, [&](int64_t p) { return segment_at(args, hub, p); },
         [&](int number, A sum, A top, A total) {
           const int head = number / args.carry_size, k = number % args.carry_size;
           if (k < args.out.dim) store_element<S>(args.out, hub.row, head, k, args.given ? sum : sum / total);
@@ -42,14 +42,14 @@ __global__ void __launch_bounds__(kMergeThreads)
   });
 }
 
-// A segment has two vectors per head: `second` begins at element `split`.
+// A segment has up to two vectors per head: those of `second` begin at element `split`.
 template <class S, class I>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_sum_kernel(const __grid_constant__ Args<Arithmetic<S>> args, OutRows first, OutRows second, int split) {
   using A = Arithmetic<S>;
   for_each_hub<I>(args.graph, args.part, [&](const Hub& hub) {
-    sum_pieces<A>(
-        hub.pieces, args.heads * args.carry_size, [&](int64_t p) { return piece_at(args, hub, p); },
+    sum_segments<A>(
+        hub.segments, args.heads * args.carry_size, [&](int64_t p) { return segment_at(args, hub, p); },
         [&](int number, A sum) {
           const int head = number / args.carry_size, k = number % args.carry_size;
           const OutRows& out = k < split ? first : second;

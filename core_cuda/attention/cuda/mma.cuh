@@ -1,10 +1,10 @@
 // 16-bit rows on the tensor cores: a sub-warp is one or two quads of lanes, and the eight quads of a warp multiply
 // their rows in one instruction.
 //
-// mma.m16n8k16 takes rows of A from the lanes (quad g holds parts of rows g and g + 8) and columns of B from the same
+// mma.m16n8k16 reads rows of A from the lanes (quad g holds parts of rows g and g + 8) and columns of B from the same
 // lanes (quad g holds column g); the depth, here features, runs over the quad's lanes and their registers. A dot
-// product does not depend on the order of its features, as long as both factors agree. So the 16 bytes that a lane has
-// loaded of a row are the four registers of A as they are, with nothing unpacked or moved: words 0 and 2 are in row g,
+// product does not depend on the order of its features, as long as both factors have the same order. So the 16 bytes of
+// a row that a lane has loaded are the four registers of A, with nothing unpacked or moved: words 0 and 2 are in row g,
 // words 1 and 3 in row g + 8. B holds the words of the second factor that match one of these two rows. Products of two
 // 16-bit values are exact, sums are float.
 
@@ -31,18 +31,18 @@ __device__ __forceinline__ void multiply_step(float (&d)[4], uint32_t a0, uint32
   }
 }
 
-// d += the row's words times the columns of all quads. Whole warp.
+// d += the row's words times the columns of all quads. Called by whole warps.
 template <class S>
 __device__ __forceinline__ void multiply(float (&d)[4], const uint4& row, uint32_t b0, uint32_t b1) {
   multiply_step<S>(d, row.x, row.y, row.z, row.w, b0, b1);
 }
 
-// Reorders the words of the own row as B needs them: 0 and 2, then 1 and 3.
+// Reorders the words of the own row for B: 0 and 2, then 1 and 3.
 __device__ __forceinline__ uint4 paired(const uint4& x) { return {x.x, x.z, x.y, x.w}; }
 
-// Returns <row, own row>, with `own` paired. The columns of B are the own rows of the quads, first for the words in
-// rows g, then for those in rows g + 8; the products of quad g are in column g.
-template <class S, int kTeam, int kVecs>
+// Returns <row, own row>, with `own` paired. The columns of B are the own rows of the quads: for `upper` the words that
+// match rows g of A, for `lower` those that match rows g + 8. The products of quad g are in column g.
+template <class S, int kSubWarp, int kVecs>
 __device__ __forceinline__ float times_own(const uint4 (&row)[kVecs], const uint4 (&own)[kVecs], int quad) {
   float upper[4] = {}, lower[4] = {};
 #pragma unroll
@@ -52,14 +52,14 @@ __device__ __forceinline__ float times_own(const uint4 (&row)[kVecs], const uint
   }
   float sum = quad & 1 ? upper[1] + lower[3] : upper[0] + lower[2];
   sum = __shfl_sync(kFullWarp, sum, quad >> 1, kQuad);
-  if (kTeam > kQuad) sum += __shfl_xor_sync(kFullWarp, sum, kQuad);
+  if (kSubWarp > kQuad) sum += __shfl_xor_sync(kFullWarp, sum, kQuad);
   return sum;
 }
 
 // A float vector as the eight columns of B. Even columns hold its rounding to 16 bits, odd columns the residual;
 // columns 0, 1, 4 and 5 are for words 0 and 2, the others for words 1 and 3; columns 0 to 3 are for the first quad of a
 // sub-warp, the others for the second.
-template <class S, int kTeam, int kVecs>
+template <class S, int kSubWarp, int kVecs>
 struct SharedColumns {
   uint2 words[kVecs];
 
@@ -68,10 +68,10 @@ struct SharedColumns {
   __device__ void load(float factor, int vectors, Load&& load) {
     const int quad = threadIdx.x / kQuad % 8;
     const bool rest = quad & 1, odd_words = quad & 2;
-    const int lane = threadIdx.x % kQuad + (kTeam > kQuad ? quad / 4 * kQuad : 0);
+    const int lane = threadIdx.x % kQuad + (kSubWarp > kQuad ? quad / 4 * kQuad : 0);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int at = v * kTeam + lane;
+      const int at = v * kSubWarp + lane;
       float vector[8] = {}, part[8];
       if (at < vectors) load(at, vector);
 #pragma unroll
@@ -91,7 +91,7 @@ struct SharedColumns {
     for (int v = 0; v < kVecs; ++v) multiply<S>(d, row[v], words[v].x, words[v].y);
     // Lane t of a quad holds columns 2 t and 2 t + 1.
     float sum = threadIdx.x & 1 ? d[2] + d[3] : d[0] + d[1];
-    if constexpr (kTeam > kQuad) {
+    if constexpr (kSubWarp > kQuad) {
       if ((threadIdx.x / 2 ^ threadIdx.x / kQuad) & 1) sum = 0;  // the other quad's columns
       sum += __shfl_xor_sync(kFullWarp, sum, 2);
       sum += __shfl_xor_sync(kFullWarp, sum, 4);
@@ -138,18 +138,18 @@ __device__ __forceinline__ uint4 negated(const uint4& x) {
 //
 //   logits   of kEdges edges in base 2, without gatv2's <att, own row>. kLinear: see scores.cuh
 //   grad     adds ds * d logit / d own, up to Fn::finish(), for one vector of one edge
-template <class Fn, class S, int kTeam, int kVecs, int kEdges>
+template <class Fn, class S, int kSubWarp, int kVecs, int kEdges>
 struct MmaScore;
 
-template <class S, int kTeam, int kVecs, int kEdges>
-struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
+template <class S, int kSubWarp, int kVecs, int kEdges>
+struct MmaScore<DotScore, S, kSubWarp, kVecs, kEdges> {
   __device__ void load(const Args<float>&, int /*head*/) {}
 
   template <bool kLinear>
   __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int quad,
                                          float scale, float (&to)[kEdges]) const {
 #pragma unroll
-    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kTeam>(rows[e], own, quad) * (scale * float(kLog2e));
+    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kSubWarp>(rows[e], own, quad) * (scale * float(kLog2e));
   }
 
   static __device__ __forceinline__ void grad(float (&sum)[8], const uint4& row, const uint4& /*own*/, float ds) {
@@ -161,19 +161,19 @@ struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
 };
 
 // The dot product only: InverseNorms::logit() applies norms and factor.
-template <class S, int kTeam, int kVecs, int kEdges>
-struct MmaScore<CosineScore, S, kTeam, kVecs, kEdges> : MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
+template <class S, int kSubWarp, int kVecs, int kEdges>
+struct MmaScore<CosineScore, S, kSubWarp, kVecs, kEdges> : MmaScore<DotScore, S, kSubWarp, kVecs, kEdges> {
   template <bool kLinear>
   __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int quad,
                                          float /*least*/, float (&to)[kEdges]) const {
 #pragma unroll
-    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kTeam>(rows[e], own, quad);
+    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kSubWarp>(rows[e], own, quad);
   }
 };
 
-template <class S, int kTeam, int kVecs, int kEdges>
-struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
-  SharedColumns<S, kTeam, kVecs> att;  // times log2 e
+template <class S, int kSubWarp, int kVecs, int kEdges>
+struct MmaScore<Gatv2Score, S, kSubWarp, kVecs, kEdges> {
+  SharedColumns<S, kSubWarp, kVecs> att;  // times log2 e
 
   __device__ void load(const Args<float>& args, int head) {
     att.load(float(kLog2e), args.key_vectors,
@@ -212,13 +212,13 @@ struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
   }
 };
 
-// The current batch of up to kEdges edges of one row, which every lane of a quad knows. Entries beyond its end repeat
-// its first edge.
+// The current batch of up to kEdges edges of one row; every lane of a quad holds all indices. Entries beyond the
+// batch's end repeat its first edge.
 template <class I, int kEdges>
 struct MmaWindow {
   const I* indices;
-  I next[kEdges];   // of the next batch
-  I index[kEdges];  // of the current batch
+  I next[kEdges];   // indices of the next batch
+  I index[kEdges];  // indices of the current batch
   int count;
 
   __device__ MmaWindow(const CompressedGraph& graph, const Walk<I>& walk)
@@ -236,7 +236,7 @@ struct MmaWindow {
     for (int u = 0; u < kEdges; ++u) next[u] = max(next[u], I(0));
   }
 
-  // Moves to the next batch, of 0 edges for a sub-warp that is done, and prefetches the indices of the one after it.
+  // Moves to the next batch, of 0 edges for a sub-warp that is done, and prefetches the indices of the batch after it.
   __device__ __forceinline__ void take(Walk<I>& walk) {
     count = walk.batch(kEdges);
     index[0] = next[0];
@@ -257,20 +257,20 @@ struct MmaWindow {
   }
 };
 
-// A lane's pointers into a [rows, heads, dim] tensor: its vectors are kTeam vectors apart. With kWhole, all of them are
-// inside the row; else those beyond its end repeat its last vector (see Offsets).
-template <int kTeam, int kVecs, bool kWhole>
+// A lane's pointers into a [rows, heads, dim] tensor: the lane's vectors are kSubWarp vectors apart. With kWhole, all
+// of them are inside the row; else vectors beyond the row's end repeat its last vector (see Offsets).
+template <int kSubWarp, int kVecs, bool kWhole>
 struct MmaPointers {
   const char* base;
   uint32_t stride;
-  int inside;  // vectors of the lane inside the row
-  int beyond;  // bytes from the lane's first vector to the row's last, read in place of the others
+  int inside;  // number of the lane's vectors inside the row
+  int beyond;  // bytes from the lane's first vector to the row's last, which is read in place of vectors outside
 
   template <class P>
   __device__ MmaPointers(const Rows& rows, const P& place, int vectors)
       : base(rows.base + place.head * rows.head + min(place.lane, vectors - 1) * 16),
         stride(rows.row),
-        inside((vectors - place.lane + kTeam - 1) / kTeam),
+        inside((vectors - place.lane + kSubWarp - 1) / kSubWarp),
         beyond(max(vectors - 1 - place.lane, 0) * 16) {}
 
   __device__ void hold() { base = held(base), stride = held(stride); }
@@ -280,17 +280,17 @@ struct MmaPointers {
     const char* at = row_address(base, index, stride);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const char* vector = at + (kWhole || v < inside ? v * kTeam * 16 : beyond);
-      raw[v] = kTeam * 16 < 128 ? load_shared_line(vector) : load_shared_row(vector);
+      const char* vector = at + (kWhole || v < inside ? v * kSubWarp * 16 : beyond);
+      raw[v] = kSubWarp * 16 < 128 ? load_shared_line(vector) : load_shared_row(vector);
     }
   }
 
   // Prefetches the row to L2. Called by one lane.
   template <class I>
-  __device__ void ask(I index) const {
+  __device__ void prefetch(I index) const {
     const char* at = row_address(base, index, stride);
 #pragma unroll
-    for (int v = 0; v < kVecs; v += 8 / kTeam) ask_l2(at + (kWhole || v < inside ? v * kTeam * 16 : beyond));
+    for (int v = 0; v < kVecs; v += 8 / kSubWarp) prefetch_l2(at + (kWhole || v < inside ? v * kSubWarp * 16 : beyond));
   }
 
   // Loads the own row; values beyond its end are zero.
@@ -299,13 +299,13 @@ struct MmaPointers {
     const char* at = row_address(base, index, stride);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      raw[v] = kWhole || v < inside ? load_once(at + v * kTeam * 16) : uint4{0, 0, 0, 0};
+      raw[v] = kWhole || v < inside ? load_once(at + v * kSubWarp * 16) : uint4{0, 0, 0, 0};
     }
   }
 };
 
-// Options: lane t of a quad owns edge t % kEdges. mine() selects the value of that edge, all() broadcasts the values of
-// all edges in the quad.
+// Edge options: lane t of a quad owns edge t % kEdges. mine() selects the value of the owned edge, all() broadcasts the
+// values of all edges in the quad.
 template <int kEdges>
 struct MmaShare {
   int edge = threadIdx.x % kEdges;

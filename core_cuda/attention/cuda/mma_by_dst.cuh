@@ -7,22 +7,22 @@
 
 namespace edgeless::cuda {
 
-template <class Fn, class S, int kTeam, int kVecs, int kEdges, bool kWhole, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kScore, kMode == kPlain, kTeam, kVecs))
+template <class Fn, class S, int kSubWarp, int kVecs, int kEdges, bool kWhole, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kScore, kMode == kPlain, kSubWarp, kVecs))
     mma_by_dst_kernel(const __grid_constant__ Args<float> args) {
   using I = int32_t;
   constexpr int kPer = kVecs * 8;
   constexpr bool kValues = Fn::kOwnValue;
   __shared__ BlockShares<I> shares;
-  __shared__ BackwardPieces<float, kPer> pieces;
+  __shared__ BackwardSegments<float, kPer> segments;
   __shared__ RowShares<Fn, float, kPer> att_shares;
 
-  const Place<kTeam, true> place(args.layout, args.heads);
+  const Place<kSubWarp, true> place(args.layout, args.heads);
   divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const int quad = threadIdx.x / kQuad % 8;
-  using Pointers = MmaPointers<kTeam, kVecs, kWhole>;
+  using Pointers = MmaPointers<kSubWarp, kVecs, kWhole>;
   const Pointers own_rows(args.dst, place, args.key_vectors);
   Pointers keys(args.src, place, args.key_vectors);
   Pointers values(kValues ? args.value : args.src, place, args.value_vectors);
@@ -35,12 +35,12 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   const bool has_grad = !has_arrays(kMode) || args.grad_out;
   const MmaShare<kEdges> share;
 
-  MmaScore<Fn, S, kTeam, kVecs, kEdges> score;
+  MmaScore<Fn, S, kSubWarp, kVecs, kEdges> score;
   score.load(args, place.head);
   uint4 own[kVecs], grad[kVecs];
-  float own_scalar = 0;             // of the row: gatv2's <att, x>
-  float own_over = 0;               // of the row: see inverse_norms.cuh
-  float shift = 0, delta = 0;       // of the row: P = 2^(s - shift), with s from MmaScore; Delta
+  float own_scalar = 0;             // gatv2: <att, x> of the row
+  float own_over = 0;               // 1 / norm of the row (inverse_norms.cuh)
+  float shift = 0, delta = 0;       // the row's shift, with P = 2^(s - shift) for s of MmaScore, and its Delta
   float acc[kPer], acc_scalar = 0;  // gatv2, cosine: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     }
     return sum;
   };
-  auto take_rows = [&] {  // whole warp
-    const float dot = team_sum(fresh && has_grad && !args.delta_given ? delta_share() : 0.0f, kTeam, kFullWarp);
+  auto take_rows = [&] {  // called by whole warps
+    const float dot = sub_warp_sum(fresh && has_grad && !args.delta_given ? delta_share() : 0.0f, kSubWarp, kFullWarp);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
       if (fresh) own[v] = paired(Fn::kAtt ? negated(own[v]) : own[v]), grad[v] = paired(grad[v]);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
 
   // Writes a row's gradient or, where other blocks hold parts of the row, its segment.
   auto emit = [&](I row, bool lead, bool complete) {
-    const bool piece = lead || !complete;
+    const bool partial = lead || !complete;
     if constexpr (Fn::kInverseNorms) {
       if (args.grad_dst || args.grad_att) {
         const float share = norms.template close_words<S, kVecs>(acc, own, own_over, place);
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
         if constexpr (Fn::kAtt) one *= att[k];
       }
     }
-    if (piece) {
-      store_piece<S, kVecs>(carry_at(args, shares, lead, place.head), place, args.key_vectors, out);
+    if (partial) {
+      store_segment<S, kVecs>(carry_at(args, shares, lead, place.head), place, args.key_vectors, out);
     } else {
       store_row<S, kVecs>(args.grad_dst, row, args.grad_dst.heads, place, out);
     }
@@ -133,12 +133,12 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
 #pragma unroll
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
   };
-  auto leave = [&] { pieces.leave(place, acc, acc_scalar); };
-  auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
+  auto leave = [&] { segments.leave(place, acc, acc_scalar); };
+  auto add = [&](int sub_warp, int thread) { segments.add_to(acc, acc_scalar, sub_warp, thread); };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
   MmaEdge<Fn, I, kEdges, false, kMode> owned(args.graph, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.take(walk);
     const int n = window.count;
     uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
       s[u] = norms.logit(s[u], own_over, other_over[u]);
-      dp[u] = times_own<S, kTeam>(kValues ? value_raw[u] : key_raw[u], grad, quad);
+      dp[u] = times_own<S, kSubWarp>(kValues ? value_raw[u] : key_raw[u], grad, quad);
     }
 
     if constexpr (kMode > kPlain) {

@@ -6,22 +6,22 @@
 
 namespace edgeless::cuda {
 
-template <class Fn, class S, int kTeam, int kVecs, int kEdges, bool kWhole, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kScore, kMode == kPlain, kTeam, kVecs))
+template <class Fn, class S, int kSubWarp, int kVecs, int kEdges, bool kWhole, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kScore, kMode == kPlain, kSubWarp, kVecs))
     mma_by_src_kernel(const __grid_constant__ Args<float> args) {
   using I = int32_t;
   constexpr int kPer = kVecs * 8;
   constexpr bool kTwoVectors = Fn::kOwnValue;
   __shared__ BlockShares<I> shares;
-  __shared__ SourcePieces<float, kPer, kTwoVectors> pieces;
+  __shared__ SourceSegments<float, kPer, kTwoVectors> segments;
   __shared__ std::conditional_t<Fn::kAtt, AttShares<float, kPer>, NoShares> att_shares;
 
-  const Place<kTeam, true> place(args.layout, args.heads);
+  const Place<kSubWarp, true> place(args.layout, args.heads);
   divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const int quad = threadIdx.x / kQuad % 8;
-  using Pointers = MmaPointers<kTeam, kVecs, kWhole>;
+  using Pointers = MmaPointers<kSubWarp, kVecs, kWhole>;
   const Pointers own_rows(args.src, place, args.key_vectors), value_rows(args.value, place, args.value_vectors);
   Pointers keys(args.dst, place, args.key_vectors), grads(args.grad_out, place, args.value_vectors);
   keys.hold();
@@ -32,11 +32,11 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   const bool has_grad = !has_arrays(kMode) || args.grad_out;
   const MmaShare<kEdges> share;
 
-  MmaScore<Fn, S, kTeam, kVecs, kEdges> score;
+  MmaScore<Fn, S, kSubWarp, kVecs, kEdges> score;
   score.load(args, place.head);
   uint4 own[kVecs], value[kVecs];
-  float own_scalar = 0;                                  // of the row: gatv2's <att, x>
-  float own_over = 0;                                    // of the row: see inverse_norms.cuh
+  float own_scalar = 0;                                  // gatv2: <att, x> of the row
+  float own_over = 0;                                    // 1 / norm of the row (inverse_norms.cuh)
   float key_acc[kPer], value_acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
@@ -52,9 +52,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
       if (has_grad) value_rows.load_own(walk.row, value);
     }
     fresh = true;
-    if (Fn::kAtt && place.lane == 0 && walk.row + kRowsAhead < walk.last_row) own_rows.ask(walk.row + kRowsAhead);
+    if (Fn::kAtt && place.lane == 0 && walk.row + kRowsAhead < walk.last_row) own_rows.prefetch(walk.row + kRowsAhead);
   };
-  auto take_rows = [&] {  // whole warp
+  auto take_rows = [&] {  // called by whole warps
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
       if (fresh) own[v] = paired(Fn::kAtt ? negated(own[v]) : own[v]), value[v] = paired(value[v]);
@@ -100,15 +100,15 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
 #pragma unroll
     for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
   };
-  auto leave = [&] { pieces.leave(place, key_acc, value_acc, acc_scalar); };
-  auto add = [&](int team, int thread) { pieces.add_to(key_acc, value_acc, acc_scalar, team, thread); };
+  auto leave = [&] { segments.leave(place, key_acc, value_acc, acc_scalar); };
+  auto add = [&](int sub_warp, int thread) { segments.add_to(key_acc, value_acc, acc_scalar, sub_warp, thread); };
   auto emit = [&](I row, bool lead, bool complete) {
     emit_source<Fn, S, kVecs>(args, shares, place, row, lead, complete, key_acc, value_acc, acc_scalar);
   };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
   MmaEdge<Fn, I, kEdges, false, kMode> owned(args.graph, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.take(walk);
     const int n = window.count;
     uint4 key_raw[kEdges][kVecs], grad_raw[kEdges][kVecs];
@@ -138,12 +138,12 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
       if constexpr (Fn::kOwnValue) {
-        dp[u] = times_own<S, kTeam>(grad_raw[u], value, quad);
+        dp[u] = times_own<S, kSubWarp>(grad_raw[u], value, quad);
       } else if constexpr (Fn::kInverseNorms) {
-        dp[u] = times_own<S, kTeam>(grad_raw[u], own, quad);
+        dp[u] = times_own<S, kSubWarp>(grad_raw[u], own, quad);
         s[u] = norms.logit(s[u], own_over, other_over[u]);
       } else {
-        dp[u] = -times_own<S, kTeam>(grad_raw[u], own, quad);
+        dp[u] = -times_own<S, kSubWarp>(grad_raw[u], own, quad);
         s[u] += own_scalar;
       }
     }

@@ -1,6 +1,6 @@
 // Forward for 16-bit rows: forward.cuh with the logits on the tensor cores (mma.cuh).
 //
-// A sub-warp processes a row of one head, four edges at a time. All its lanes know all logits of a batch, so the
+// A sub-warp processes a row of one head, four edges at a time. All its lanes hold all logits of a batch, so the
 // softmax needs no exchange between lanes. Sums are float, as everywhere.
 #pragma once
 
@@ -9,21 +9,22 @@
 
 namespace edgeless::cuda {
 
-template <class Fn, class S, int kTeam, int kVecs, int kEdges, bool kWhole, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::kScore, kMode == kPlain, kTeam, kVecs))
+template <class Fn, class S, int kSubWarp, int kVecs, int kEdges, bool kWhole, int kMode>
+__global__ void __launch_bounds__(kBlockThreads,
+                                  mma_blocks(Pass::forward, Fn::kScore, kMode == kPlain, kSubWarp, kVecs))
     mma_forward_kernel(const __grid_constant__ Args<float> args) {
   using I = int32_t;
   constexpr int kPer = kVecs * 8;
   constexpr bool kValues = Fn::kOwnValue;
   __shared__ BlockShares<I> shares;
-  __shared__ ForwardPieces<float, kPer> pieces;
+  __shared__ ForwardSegments<float, kPer> segments;
 
-  const Place<kTeam, true> place(args.layout, args.heads);
+  const Place<kSubWarp, true> place(args.layout, args.heads);
   divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const int quad = threadIdx.x / kQuad % 8;
-  using Pointers = MmaPointers<kTeam, kVecs, kWhole>;
+  using Pointers = MmaPointers<kSubWarp, kVecs, kWhole>;
   const Pointers own_rows(args.dst, place, args.key_vectors);
   Pointers keys(args.src, place, args.key_vectors);
   Pointers values(kValues ? args.value : args.src, place, args.value_vectors);
@@ -33,11 +34,11 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
   const uint64_t seed = draws<kMode>(args) ? static_cast<uint64_t>(*args.seed) : 0;
   const MmaShare<kEdges> share;
 
-  MmaScore<Fn, S, kTeam, kVecs, kEdges> score;
+  MmaScore<Fn, S, kSubWarp, kVecs, kEdges> score;
   score.load(args, place.head);
   uint4 own[kVecs];
-  float own_scalar = 0;  // of the row: gatv2's <att, x>
-  float own_over = 0;    // see inverse_norms.cuh
+  float own_scalar = 0;  // gatv2: <att, x> of the row
+  float own_over = 0;    // 1 / norm of the row (inverse_norms.cuh)
   float acc[kPer], m = -INFINITY, l = 0;
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;
@@ -49,9 +50,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     own_rows.load_own(walk.row, own);
     own_over = norms.own(walk.row);
     fresh = true;
-    if (Fn::kAtt && place.lane == 0 && walk.row + kRowsAhead < walk.last_row) own_rows.ask(walk.row + kRowsAhead);
+    if (Fn::kAtt && place.lane == 0 && walk.row + kRowsAhead < walk.last_row) own_rows.prefetch(walk.row + kRowsAhead);
   };
-  auto take_rows = [&] {  // whole warp
+  auto take_rows = [&] {  // called by whole warps
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
       if (fresh) own[v] = paired(Fn::kAtt ? negated(own[v]) : own[v]);
@@ -71,9 +72,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
 #pragma unroll
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
   };
-  auto leave = [&] { pieces.leave(place, acc, m, l); };
-  auto add = [&](int team, int thread) {
-    pieces.add_to(acc, m, l, team, thread);
+  auto leave = [&] { segments.leave(place, acc, m, l); };
+  auto add = [&](int sub_warp, int thread) {
+    segments.add_to(acc, m, l, sub_warp, thread);
     if (has_arrays(kMode) && args.given) l = 1;
   };
   auto emit = [&](I row, bool lead, bool complete) {
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
 
   MmaWindow<I, kEdges> window(args.graph, walk);
   MmaEdge<Fn, I, kEdges, true, kMode> owned(args.graph, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.take(walk);
     const int n = window.count;
     uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];

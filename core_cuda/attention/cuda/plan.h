@@ -28,7 +28,7 @@ struct Problem {
   int heads = 1;
   int key_vectors = 0, value_vectors = 0;
   int64_t num_rows = 0, num_edges = 0, num_gathered = 0;  // num_gathered: rows of the gathered side
-  int64_t max_degree = -1;                                // of a row; -1: unknown
+  int64_t max_degree = -1;                                // edges of the longest row; -1: unknown
 };
 
 // Vectors of the widest row that has kernels.
@@ -39,16 +39,17 @@ constexpr int vector_numbers(Storage storage) { return storage == Storage::f64 ?
 constexpr int bytes_of_vector(Storage storage) { return is_of_four(storage) ? 8 : 16; }
 constexpr int arithmetic_bytes(Storage storage) { return storage == Storage::f64 ? 8 : 4; }
 
-// The storage type by which rows are read. Heads of up to four 16-bit values, which would fill half a vector, have
-// types of their own; with `fives` (see takes_fives()) also those of 17 to 20, for a lane each. key_dim: 0 for gat.
+// The storage type by which rows are read. Heads of up to four 16-bit values, which would fill half a vector, are read
+// in vectors of 8 bytes; with `fives` (see takes_fives()), so are heads of 17 to 20, which fill five lanes. key_dim: 0
+// for gat.
 constexpr Storage storage_of_rows(Storage numbers, int64_t key_dim, int64_t value_dim, bool fives) {
   const int64_t fours = (std::max(key_dim, value_dim) + 3) / 4;
   if (!is_half(numbers) || (fours > 1 && (fours != 5 || !fives))) return numbers;
   return numbers == Storage::f16 ? Storage::f16x4 : Storage::bf16x4;
 }
 
-// Whether rows of 16-bit values may be read for sub-warps of fives (0072). That is decided for both directions of the
-// graph, by that of the destinations. gathered_bytes: of all heads of a node's rows, as they are given.
+// Returns whether 16-bit rows may be read by sub-warps of five lanes (0072). The direction of the destinations decides
+// for both directions of the graph. gathered_bytes: bytes of a node's gathered rows, all heads, unpadded.
 constexpr bool takes_fives(int64_t num_edges, int64_t num_dst, int64_t num_src, int64_t gathered_bytes, bool edge_term,
                            int64_t l2_bytes) {
   return !edge_term && num_edges >= kFewEdgesARow * num_dst && num_src * gathered_bytes <= l2_bytes;
@@ -67,16 +68,16 @@ inline int64_t att_width(const Problem& p) {
   return p.score == Score::cosine ? 1 : int64_t(p.key_vectors) * vector_numbers(p.storage);
 }
 
-// Bytes of one segment (carry_bytes) and of one range's partial sum of att's gradient (range_bytes), and how many bytes
-// all of them may take (carry, ranges). Functions of sizes alone: a gradient must not depend on which others are
-// requested.
+// Bytes of one segment (carry_bytes) and of one range's partial sum of att's gradient (range_bytes), and the most bytes
+// that all segments (carry) and all partial sums (ranges) may have. Functions of sizes alone: a gradient must not
+// depend on which other gradients are requested.
 struct Budgets {
   int64_t carry_bytes, carry, range_bytes, ranges;
 
   explicit Budgets(const Problem& p) {
-    // Segments may take half a result where the peak leaves memory for them. A forward has nothing but its result, and
-    // the last pass of a backward runs while all results exist (one fewer where the values are the keys): there
-    // segments take a sixteenth, and for float32 a 512th, at most half a megabyte.
+    // Segments may have half the bytes of a result where the memory peak has room for them. A forward allocates nothing
+    // but its result, and the last pass of a backward runs while all results exist (one fewer where the values are the
+    // keys): in both, segments may have a sixteenth of a result, for float32 a 512th and at most half a megabyte.
     constexpr int64_t least = 256 << 10;
     const int64_t result = p.num_rows * p.heads * p.value_vectors * bytes_of_vector(p.storage);
     const bool scarce = p.pass == Pass::forward || (p.pass == Pass::by_src && !values_are_keys(p.score));
@@ -98,7 +99,7 @@ struct Device {
 
 // How the lanes of a block map to edges and heads.
 struct Layout {
-  int team_log2 = 2;        // log2 of the lanes of a sub-warp, which has 1 to 32
+  int sub_warp_log2 = 2;    // log2 of the lanes of a sub-warp, 1 to 32
   int heads_per_slice = 1;  // heads per head tile; tiles run one after another, so that what each gathers stays in L2
 };
 
@@ -120,7 +121,7 @@ inline Mode mode_of(const Problem& problem) {
   return problem.dropout ? kDropout : kPlain;
 }
 
-// How the kernels of mma.cuh hold a row of `vectors` vectors.
+// The kernel of mma.cuh for a row of `vectors` vectors.
 constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode) {
   const bool line = vectors > 4 && pass == Pass::by_src;  // one instruction reads a line of 128 bytes
   Kernel kernel{false, true, false, 1, vectors > 8 || line ? 8 : 4, 0, mode};
@@ -129,7 +130,7 @@ constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode) {
   return kernel;
 }
 
-// Returns the kernel of a pass; one with 0 vectors where no kernel holds a row this wide.
+// Returns the kernel of a pass. Its `vectors` are 0 if no kernel holds a row this wide.
 inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const Pass pass = problem.pass;
   const Score score = problem.score;
@@ -159,7 +160,8 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     kernel.vectors = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
     kernel.lanes = 1;
     while (kernel.vectors * kernel.lanes < vectors) kernel.lanes *= 2;
-    const bool narrow = is_narrow(kernel.lanes), one_of_several = kernel.vectors == 1 && kernel.lanes > 4;  // batches
+    // Edges per batch.
+    const bool narrow = is_narrow(kernel.lanes), one_of_several = kernel.vectors == 1 && kernel.lanes > 4;
     const bool has_few = narrow || (one_of_several && storage == Storage::f32);
     if (few_rows && spread_pays(score, storage)) {
       kernel.lanes = kernel.edges = kSpreadEdges, kernel.spread = true;
@@ -171,7 +173,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   } else {
     kernel.vectors = vectors_of_lane(pass, score, storage, vectors);
     kernel.edges = wide_edges(pass, score, storage, kernel.vectors);
-    if (is_narrow(vectors) && narrow_teams_pay(pass, score, problem.heads, short_rows, few_rows)) {
+    if (is_narrow(vectors) && narrow_sub_warps_pay(pass, score, problem.heads, short_rows, few_rows)) {
       kernel.lanes = vectors;
     }
     if (!plain && !problem.edge_term && storage != Storage::f64 && kernel.vectors == 1 && vectors > 4 && long_rows) {
@@ -181,8 +183,8 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   return kernel;
 }
 
-// log2 of the lanes of a sub-warp: those of the kernel or, where it leaves them open, as many as a row fills.
-inline int choose_team_log2(const Kernel& kernel, int vectors) {
+// log2 of the lanes of a sub-warp: the kernel's lanes or, if they are 0, as many as a row fills.
+inline int choose_sub_warp_log2(const Kernel& kernel, int vectors) {
   int log2 = kernel.lanes ? 0 : 2;
   while (log2 < 5 && (kernel.lanes ? 1 << log2 < kernel.lanes : kernel.vectors << log2 < vectors)) ++log2;
   return log2;
@@ -190,9 +192,9 @@ inline int choose_team_log2(const Kernel& kernel, int vectors) {
 
 // Lanes of a sub-warp, and the sub-warps of a block.
 inline int lanes_of(const Plan& plan) {
-  return has_fives(plan.kernel.lanes) ? plan.kernel.lanes : 1 << plan.layout.team_log2;
+  return has_fives(plan.kernel.lanes) ? plan.kernel.lanes : 1 << plan.layout.sub_warp_log2;
 }
-inline int teams_of(const Plan& plan) { return kBlockThreads / 32 * (32 / lanes_of(plan)); }
+inline int sub_warps_of(const Plan& plan) { return kBlockThreads / 32 * (32 / lanes_of(plan)); }
 
 // Key and value vectors per head that an edge gathers.
 inline int keys_gathered(const Problem& problem) { return problem.score != Score::gat ? problem.key_vectors : 0; }
@@ -205,10 +207,10 @@ inline int64_t gathered_of_head(const Problem& problem) {
   return bytes_of_vector(problem.storage) * problem.num_gathered * vectors;
 }
 
-// Heads per head tile: as many as gather no more than L2 holds, where that leaves enough lanes for a row; else 16
-// vectors per node, or more where per-edge arrays are read and in sub-warps of fives.
+// Chooses the heads per head tile. A tile gathers up to 16 vectors per node, or more where per-edge arrays are read and
+// in sub-warps of fives. It gets fewer heads, down to `least`, where only then the gathered rows stay in L2.
 inline void choose_slice(const Problem& problem, const Device& device, Plan& plan) {
-  const int teams = teams_of(plan);
+  const int sub_warps = sub_warps_of(plan);
   const bool mma = plan.kernel.mma;
   const int keys = keys_gathered(problem), values = values_gathered(problem);
   const int vector = bytes_of_vector(problem.storage);
@@ -222,18 +224,18 @@ inline void choose_slice(const Problem& problem, const Device& device, Plan& pla
   int64_t most = std::max(usual, wanted) / vectors, least = 1;
   while (least * vectors < std::max(wanted, least_vectors_of_slice(problem.pass, problem.score))) least *= 2;
   if (head * most > fits && head * least <= device.l2_bytes) most = std::max(fits / head, std::min(least, most));
-  most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // mma: a warp has one head
-  // The best number of heads up to `most` leaves few sub-warps idle and reads few bytes per tile beside the rows.
+  most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : sub_warps));  // mma: a warp has one head
+  // The best number of heads up to `most` leaves few sub-warps idle and reads few bytes per tile besides the rows.
   double best = 0;
   for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
-    const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
+    const int slices = (problem.heads + heads - 1) / heads, busy = sub_warps / heads * heads;
     const double bytes = double(vector) * heads * (keys + values);
-    const double worth = double(busy) / teams * problem.heads / (slices * heads) * bytes / (bytes + kBesideRows);
+    const double worth = double(busy) / sub_warps * problem.heads / (slices * heads) * bytes / (bytes + kBesideRows);
     if (worth >= best * kGainOfAHead) best = worth, plan.layout.heads_per_slice = heads;
   }
 }
 
-// Resident blocks per SM, by the kernel's target occupancy.
+// Resident blocks per SM: the kernel's target occupancy.
 inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
   const bool plain = kernel.mode == kPlain;
   if (kernel.mma) return mma_blocks(problem.pass, problem.score, plain, kernel.lanes, kernel.vectors);
@@ -246,39 +248,39 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
 
 // Partitions the graph. A quota of 1024 units hides a block's start; smaller graphs get smaller quotas, to fill the
 // device. Blocks take about equally long, so the grid is a whole number of waves: a few blocks more would run in a wave
-// of their own. One wave is enough for small graphs of long rows; where many rows end, blocks differ more, and several
-// waves even that out. blocks_at_once: resident blocks per SM; one_turn: whether a single wave is allowed.
-inline void choose_partition(const Problem& problem, const Device& device, int blocks_at_once, bool one_turn,
+// of their own. One wave is enough for small graphs of long rows; where many rows end, block times differ more, and
+// several waves balance them. blocks_at_once: resident blocks per SM; one_wave: allows a single wave.
+inline void choose_partition(const Problem& problem, const Device& device, int blocks_at_once, bool one_wave,
                              Plan& plan) {
   const int heads = plan.layout.heads_per_slice, slices = (problem.heads + heads - 1) / heads;
-  const int64_t chains = teams_of(plan) / heads;
+  const int64_t workers = sub_warps_of(plan) / heads;
   const int64_t units = problem.num_edges + kRowUnits * problem.num_rows;
   const int64_t wanted_blocks = device.multiprocessors * kBlocksOfAProcessor;
-  int64_t share = std::clamp<int64_t>(units * slices / (chains * wanted_blocks), kLeastShare, kMostShare);
+  int64_t share = std::clamp<int64_t>(units * slices / (workers * wanted_blocks), kLeastShare, kMostShare);
   const int64_t at_once = int64_t(device.multiprocessors) * blocks_at_once;
-  const int64_t blocks = (units / (share * chains) + 1) * slices,
+  const int64_t blocks = (units / (share * workers) + 1) * slices,
                 ranges = (blocks + at_once / 2) / at_once * at_once / slices;
-  const int64_t of_one_turn = (units + at_once * chains - 1) / (at_once * chains);
+  const int64_t of_one_wave = (units + at_once * workers - 1) / (at_once * workers);
   const int64_t gathered = problem.heads * gathered_of_head(problem);
-  if (one_turn && slices == 1 &&
-      one_turn_pays(of_one_turn, problem.num_edges, problem.num_rows, gathered, device.l2_bytes)) {
-    share = of_one_turn;
+  if (one_wave && slices == 1 &&
+      one_wave_pays(of_one_wave, problem.num_edges, problem.num_rows, gathered, device.l2_bytes)) {
+    share = of_one_wave;
   } else if (ranges > 0) {
-    share = (units + ranges * chains - 1) / (ranges * chains);
+    share = (units + ranges * workers - 1) / (ranges * workers);
   }
   Partition& part = plan.part;
   const Budgets budgets(problem);
-  part.range_units = std::max(share * chains, units * budgets.range_bytes / budgets.ranges);
+  part.range_units = std::max(share * workers, units * budgets.range_bytes / budgets.ranges);
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);
-  part.piece = std::max(part.range_units, 2 * problem.num_edges * budgets.carry_bytes / budgets.carry);
+  part.segment = std::max(part.range_units, 2 * problem.num_edges * budgets.carry_bytes / budgets.carry);
   plan.hubs = may_cut(problem.max_degree, problem.num_edges, part);
-  plan.slots = number_of_slots(problem.num_edges, part.piece);
+  plan.slots = number_of_slots(problem.num_edges, part.segment);
 }
 
-// Whether gatv2's edge term is computed in tiles (edge_term.cuh): by narrow sub-warps, each lane of which would read W
-// for an edge or two, where the sub-warps of several heads process an edge together.
+// Returns whether gatv2's edge term is computed in tiles (edge_term.cuh): by narrow sub-warps, whose lanes would each
+// read W for one or two edges, where the sub-warps of several heads process an edge together.
 inline bool terms_in_tiles(const Problem& problem, const Plan& plan) {
-  const int heads = plan.layout.heads_per_slice, lanes = heads << plan.layout.team_log2;
+  const int heads = plan.layout.heads_per_slice, lanes = heads << plan.layout.sub_warp_log2;
   const bool sixteen_bits = is_half(problem.storage) || is_of_four(problem.storage);
   return sixteen_bits && plan.kernel.mode == kEdgeTerm && is_narrow(plan.kernel.lanes) && (heads & (heads - 1)) == 0 &&
          lanes >= kLeastTermLanes && problem.edge_dim >= kLeastTermFeatures;
@@ -288,7 +290,7 @@ inline Plan make_plan(const Problem& problem, const Device& device) {
   Plan plan;
   plan.kernel = choose_kernel(problem, device);
   if (plan.kernel.vectors) {
-    plan.layout.team_log2 = choose_team_log2(plan.kernel, vectors_of_row(problem));
+    plan.layout.sub_warp_log2 = choose_sub_warp_log2(plan.kernel, vectors_of_row(problem));
     choose_slice(problem, device, plan);
     if (terms_in_tiles(problem, plan)) plan.kernel.mode = kEdgeTiles;
     // A single wave was slower where per-edge arrays are read (0056).

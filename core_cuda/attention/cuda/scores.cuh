@@ -1,17 +1,17 @@
 // Score functors. `own` is the row that a sub-warp reduces, `other` a row that it gathers: destination and source in
-// the forward and the destination pass, source and destination in the source pass. Scores do not care which is which,
-// so one functor serves all passes. To add a score, add a struct here.
+// the forward and the destination pass, source and destination in the source pass. A score is symmetric in the two, so
+// one functor serves all passes. To add a score, add a struct here.
 //
-//   kScalar    the logit has one scalar per node and head: no rows are gathered for it
-//   kOwnValue  the values are other rows than the keys
-//   kAtt       there is an attention vector, and finish() needs the sum of ds
+//   kScalar        the logit has one scalar per node and head: no rows are gathered for it
+//   kOwnValue      values and keys are different rows
+//   kAtt           there is an attention vector, and finish() needs the sum of ds
 //   kInverseNorms  the score divides by the norms of both rows: the functor computes the dot product, and the passes
-//              apply the norms (inverse_norms.cuh)
-//   own(x)     the form in which an element of the own row is kept; raw(own) gives x back
-//   Partial    a lane's part of an edge's logit: add() an element, then sum(). Its initial value is the lane's part of
-//              the row's constant
-//   scaled     the logit from the sum over all lanes. Logits are in base 2: log2 e is multiplied in here or into att
-//   grad       adds ds * d logit / d own, except for the factors that finish() applies at the end of the row
+//                  apply the norms (inverse_norms.cuh)
+//   own(x)         the form in which an element x of the own row is held in registers; raw(own(x)) is x
+//   Partial        a lane's part of an edge's logit: add() an element, then sum(). Its initial value is the lane's part
+//                  of the row's constant
+//   scaled         the logit from the sum over all lanes. Logits are in base 2: scaled() or att includes log2 e
+//   grad           adds ds * d logit / d own, except for the factors that finish() applies at the end of the row
 
 #pragma once
 
@@ -83,7 +83,7 @@ struct Gatv2Score {
 
   template <class A, bool kLinear>
   struct Partial {
-    A bent, linear;  // sum() adds the constant <att, x> once for either kLinear
+    A bent, linear;  // of_row is in both or only in `linear`, so that sum() has <att, x> once
     __device__ explicit Partial(A of_row) : bent(kLinear ? of_row : A(0)), linear(of_row) {}
     __device__ void add(A own, A other, A att) {
       bent = fma(att, max(other, own), bent);

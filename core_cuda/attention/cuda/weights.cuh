@@ -1,8 +1,8 @@
 // The kernel that normalizes the attention weights that a call returns.
 //
-// 2^(s - logsumexp) does not sum to one where logits are large: the logsumexp of logits near 4e3 is known to 2e-4, of
-// logits near 3e5 to 0.02. So the destination pass writes weights without dropout, [E, H] by original id. This kernel
-// divides every row of them by its sum, which removes the error that all of them share, and then applies dropout.
+// 2^(s - logsumexp) does not sum to one where logits are large: the logsumexp of logits near 4e3 has an error of 2e-4,
+// near 3e5 of 0.02. So the destination pass writes weights without dropout, [E, H] by original id. This kernel divides
+// the weights of every row by their sum, which removes the factor that they share, and then applies dropout.
 #pragma once
 
 #include "args.h"
@@ -11,9 +11,9 @@
 
 namespace edgeless::cuda {
 
-constexpr int kHub = 4096;  // a longer row takes a block, not a warp
+constexpr int kHub = 4096;  // edges of the longest row that a warp processes
 
-// A warp takes one row and head; a block takes a row of more than kHub edges.
+// A warp processes one row and head, a block a row and head of more than kHub edges.
 template <class A, class I>
 __global__ void normalize_weights_kernel(const __grid_constant__ Args<A> args) {
   __shared__ A sums[kWeightWarps];
@@ -38,7 +38,7 @@ __global__ void normalize_weights_kernel(const __grid_constant__ Args<A> args) {
   const auto sum = [&](int64_t item, int thread, int threads) {
     A total = 0;
     for_edges(item, thread, threads, [&](A weight, int64_t, int) { total += weight; });
-    return team_sum(total, 32, kFullWarp);
+    return sub_warp_sum(total, 32, kFullWarp);
   };
   const auto divide = [&](int64_t item, int thread, int threads, A total) {
     for_edges(item, thread, threads, [&](A& weight, int64_t id, int head) {

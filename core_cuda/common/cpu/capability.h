@@ -33,7 +33,7 @@ inline Capability& chosen_capability() {
 
 inline Capability capability() { return chosen_capability(); }
 
-// Applies to later calls; no op may be running. For tests and comparisons.
+// Limits the instruction set of later calls, for tests and comparisons. No op may be running.
 inline void limit_capability(std::string_view most) { chosen_capability() = detect_capability(most); }
 
 }  // namespace edgeless::cpu

@@ -10,9 +10,9 @@ class Arena {
  public:
   explicit Arena(A* memory) : next_(memory) {}
   A* take(int64_t n) {
-    A* piece = next_;
+    A* taken = next_;
     next_ += round_up(n, 64 / sizeof(A));
-    return piece;
+    return taken;
   }
 
  private:
@@ -63,9 +63,9 @@ static inline void prefetch_rows(const Rows& rows, const int64_t* nodes, int64_t
   for (int64_t e = 0; e < n; ++e) prefetch_range(base + nodes[e] * step, bytes);
 }
 
-// The rows of the next edges, prefetched one at a time from the loops over the current chunk. Prefetched all at once,
-// they would exceed the cache lines that a core can have in flight and stall those loops. Two streams (`Lane`) serve
-// two loops; each prefetches a tensor of its own or half of each row.
+// Prefetches the rows of the next edges, one at a time from the loops over the current chunk. All prefetches at once
+// would exceed the cache lines that a core can have in flight and stall those loops. Two streams (`Lane`) serve two
+// loops; each stream prefetches a tensor of its own or half of each row.
 struct Ahead {
   struct Lane {
     const char* base = nullptr;
@@ -83,24 +83,24 @@ struct Ahead {
     lanes[lane].bytes = elements * size;
   }
 
-  EDGELESS_INLINE void ask(int lane) {
+  EDGELESS_INLINE void prefetch(int lane) {
     Lane& of = lanes[lane];
     if (of.next >= count) return;
     prefetch_range(of.base + nodes[of.next++] * of.step, of.bytes);
   }
 
-  void ask_rest() {
+  void prefetch_rest() {
     for (int lane = 0; lane < 2; ++lane) {
-      while (lanes[lane].next < count) ask(lane);
+      while (lanes[lane].next < count) prefetch(lane);
     }
   }
 };
 
 // Functor that a loop calls once per edge to prefetch the next row of stream kLane.
 template <int kLane>
-struct AskLane {
+struct PrefetchLane {
   Ahead* ahead;
-  EDGELESS_INLINE void operator()() const { ahead->ask(kLane); }
+  EDGELESS_INLINE void operator()() const { ahead->prefetch(kLane); }
 };
 
 // out[e] = a copy of the row of nodes[e], converted to A and padded to whole vectors per head.
@@ -121,8 +121,8 @@ static inline void copy_rows(const S* base, int64_t stride, const int64_t* nodes
   }
 }
 
-// out[e] = the row of nodes[e] as padded A: in place if it is stored as that, else a copy. Copies are `copy_stride`
-// elements apart, a multiple of the vector width.
+// out[e] = the row of nodes[e] as padded A: in place if it is stored so, else a copy. Copies are `copy_stride` elements
+// apart, a multiple of the vector width.
 template <class A>
 static EDGELESS_INLINE void gather_rows(const Rows& rows, const int64_t* nodes, int64_t n, int64_t heads, int64_t dim,
                                         int64_t padded, A* copies, int64_t copy_stride, const A** out) {

@@ -4,8 +4,8 @@
 //     ...code of the kernels, in a namespace of its own...
 //     EDGELESS_POP_TARGET
 // and all functions in between are compiled for that instruction set. No compiler flag is needed, so one build serves
-// every machine. Nor is an inline function of another header compiled for the newer instruction set, which the linker
-// could then pick for all callers.
+// every machine. Inline functions of other headers are not compiled for the newer instruction set: the linker could
+// pick such a copy for all callers.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -18,7 +18,7 @@
 #define EDGELESS_AVX2_FEATURES "avx2,fma,f16c"
 #define EDGELESS_AVX512_FEATURES "avx2,fma,f16c,avx512f,avx512vl,avx512bw,avx512dq"
 
-// For small functions in inner loops: a call would save and restore every vector register.
+// Marks small functions in inner loops, where a call would save and restore every vector register.
 #if defined(__GNUC__)
 #define EDGELESS_INLINE inline __attribute__((always_inline))
 #else

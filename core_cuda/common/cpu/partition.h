@@ -1,8 +1,8 @@
 // The merge-path partition: equal work without preprocessing.
 //
 // A row of n edges is n + 1 items, its edges and its end, so that long rows and many empty rows both count. Part p
-// holds the items [p K, (p + 1) K) of the rows laid end to end, whatever rows they belong to: a hub is shared by many
-// parts. K depends on the graph alone, never on the number of threads, so neither do results.
+// holds the items [p K, (p + 1) K) of the concatenated rows, so many parts share a hub. K, and with it every result,
+// depends on the graph alone, never on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace edgeless::cpu {
 
-struct Piece {
+struct Segment {
   int64_t row;
   int64_t begin, end;  // positions of edges
   bool fresh;          // the segment starts at the start of the row
@@ -30,7 +30,7 @@ inline int64_t num_parts(const Compressed& g, int64_t items_per_part) {
   return (total_items(g) + items_per_part - 1) / items_per_part;
 }
 
-// Iterates over the segments (`Piece`) of a part, one per row, in order.
+// Iterates over the segments (`Segment`) of a part, one per row, in order.
 class Walk {
  public:
   Walk(const Compressed& g, int64_t items_per_part, int64_t part) : g_(g) {
@@ -50,14 +50,14 @@ class Walk {
     fresh_ = g.row_begin(low) == edge_;
   }
 
-  bool next(Piece* piece) {
+  bool next(Segment* segment) {
     if (left_ <= 0) return false;
     const int64_t row_end = g_.row_begin(row_ + 1);
     const int64_t remaining = row_end - edge_;
     const bool finished = remaining + 1 <= left_;
-    *piece = {row_, edge_, finished ? row_end : edge_ + left_, fresh_, finished};
+    *segment = {row_, edge_, finished ? row_end : edge_ + left_, fresh_, finished};
     left_ -= finished ? remaining + 1 : left_;
-    edge_ = piece->end;
+    edge_ = segment->end;
     ++row_;
     fresh_ = true;
     return true;
@@ -69,7 +69,7 @@ class Walk {
   bool fresh_;
 };
 
-// The first part that holds a segment of `row`; one that ends in `part` has its segments in the parts [first, part].
+// The first part that holds a segment of `row`. A row that ends in `part` has its segments in the parts [first, part].
 inline int64_t first_part_of_row(const Compressed& g, int64_t row, int64_t items_per_part) {
   return (g.row_begin(row) + row) / items_per_part;
 }

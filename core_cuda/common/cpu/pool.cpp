@@ -44,7 +44,7 @@ Block map(std::size_t bytes) {
 class Pool {
  public:
   // The forking thread holds the lock during fork(): else the child could inherit a lock held by a thread that does not
-  // exist there, and deadlock.
+  // exist in the child, and deadlock.
   void hold() { mutex_.lock(); }
   void let_go() { mutex_.unlock(); }
 

@@ -1,7 +1,7 @@
 // Memory pool for large results: a freed block serves the next result of about its size.
 //
-// malloc returns blocks of this size to the system at once, and the system clears every page of the next one: for a
-// result of 87 MB that takes 5 to 35 ms, while writing the result takes 2 ms. An idle block is marked MADV_FREE, so
+// malloc returns blocks of this size to the system immediately, and the system clears every page of the next block: for
+// a result of 87 MB that takes 5 to 35 ms, while writing the result takes 2 ms. An idle block is marked MADV_FREE, so
 // that the system can reclaim its pages when memory is short.
 #pragma once
 

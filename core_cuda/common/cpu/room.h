@@ -1,5 +1,5 @@
-// Idle memory of the pool must not make other allocations fail. The system reclaims its pages by itself, except where
-// it limits address space instead of pages: under `ulimit -v` and without overcommit.
+// Idle memory of the pool must not make other allocations fail. The system reclaims idle pages when memory is short,
+// except where it limits address space instead of pages: under `ulimit -v` and without overcommit.
 #pragma once
 
 #include <cstring>

@@ -70,7 +70,7 @@ struct LanesOf {
 template <class A, class T>
 using Lanes = typename LanesOf<A, T>::type;
 
-// The bits of kWidth<float> 16-bit elements; load_first_bits() loads the first n of them and zeros behind.
+// The bits of kWidth<float> 16-bit elements. load_first_bits() loads the first n of them and zeros for the others.
 typedef Lanes<float, uint16_t> Bits16;
 
 static EDGELESS_INLINE Bits16 load_bits(const void* p) {
@@ -83,7 +83,7 @@ static EDGELESS_INLINE Bits16 load_first_bits(const void* p, int64_t n) {
 #if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86
   return (Bits16)_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
 #elif EDGELESS_VECTOR_BYTES == 32 && EDGELESS_X86
-  // The mask has 32-bit lanes, so load pairs by it and insert the last element.
+  // The mask has 32-bit lanes, so it loads pairs, and the last element is inserted.
   const int pairs = static_cast<int>(n / 2);
   const __m128i whole = _mm_maskload_epi32(static_cast<const int*>(p),
                                            _mm_cmpgt_epi32(_mm_set1_epi32(pairs), _mm_setr_epi32(0, 1, 2, 3)));
@@ -98,7 +98,7 @@ static EDGELESS_INLINE Bits16 load_first_bits(const void* p, int64_t n) {
 #endif
 }
 
-// Loads kWidth<A> elements of storage type S as a vector of A, or the first n of them and zeros behind.
+// Loads kWidth<A> elements of storage type S as a vector of A, or the first n of them and zeros for the others.
 template <class A, class S>
 struct Stored;
 
@@ -187,7 +187,7 @@ static inline void narrow(void* target, Dtype dtype, int64_t first, const A* in,
   }
 }
 
-// Copies by non-temporal stores, which neither read the target's cache lines nor keep them in the caches.
+// Copies by non-temporal stores, which neither read the target's cache lines nor leave them in the caches.
 static inline void copy_around_caches(void* target, const void* source, int64_t bytes) {
 #if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86
   if (reinterpret_cast<uintptr_t>(target) % 64 == 0 && bytes % 64 == 0) {
@@ -221,7 +221,7 @@ static constexpr bool is_native(Dtype dtype) {
   return dtype == (sizeof(A) == 4 ? Dtype::f32 : Dtype::f64);
 }
 
-// The row of a node as padded A: in place if it is stored as that, else a copy in `buffer` [H, padded].
+// The row of a node as padded A: in place if it is stored so, else a copy in `buffer` [H, padded].
 template <class A>
 static inline const A* row_of(const Rows& rows, int64_t node, int64_t heads, int64_t dim, int64_t padded, A* buffer) {
   const int64_t first = node * rows.stride;

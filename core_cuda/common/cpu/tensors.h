@@ -42,7 +42,7 @@ inline Compressed compressed(at::TensorList graph) {
   g.edge_ids = graph.size() == 3 ? graph[2].data_ptr() : nullptr;
   g.wide = graph[0].scalar_type() == at::kLong;
   g.num_rows = graph[0].size(0) - 1;
-  g.num_edges = g.row_begin(g.num_rows);  // the arrays may have unused room behind it
+  g.num_edges = g.row_begin(g.num_rows);  // the arrays may have unused entries beyond this index
   return g;
 }
 
@@ -57,7 +57,7 @@ inline OutRows out_rows(const at::Tensor& t) {
   return {t.data_ptr(), t.size(0) > 1 ? t.stride(0) : 0, dtype_of(t.scalar_type()), t.nbytes() > cache};
 }
 
-// at::empty for tensors of the size of the rows: large ones come from the pool.
+// Like at::empty, but large tensors are allocated from the pool.
 inline at::Tensor empty_rows(at::IntArrayRef shape, const at::TensorOptions& options) {
   const caffe2::TypeMeta type = options.dtype();
   const size_t bytes = c10::multiply_integers(shape) * type.itemsize();
@@ -89,8 +89,8 @@ auto with_arithmetic(at::ScalarType rows, F&& f) {
   return rows == at::kDouble ? f(double{}) : f(float{});
 }
 
-// Calls work(part, memory) for every part, with `scratch` elements of memory per thread, zeroed once. Threads take the
-// next part when they finish one, so what a part writes must not depend on the thread.
+// Calls work(part, memory) for every part, with `scratch` elements of memory per thread, zeroed once. A thread that
+// finishes a part gets the next one, so the results of a part must not depend on the thread.
 template <class A, class F>
 void for_each_part(int64_t parts, int64_t scratch, F&& work) {
   std::atomic<int64_t> next{0};

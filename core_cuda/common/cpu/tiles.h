@@ -1,6 +1,6 @@
 // Products of a few rows with a matrix: a tile of kTileRows x kTileVectors vectors of the result stays in registers
-// over the whole inner dimension, so that kTileVectors loads of the matrix serve six rows. The matrix is packed into
-// panels of a tile's width, or read in place if its rows are whole vectors. Included once per instruction set.
+// over the whole inner dimension, so that kTileVectors loads of the matrix serve kTileRows rows. The matrix is packed
+// into panels of a tile's width, or read in place if its rows are whole vectors. Included once per instruction set.
 
 template <class A>
 struct Tiles {
@@ -11,7 +11,7 @@ struct Tiles {
 
   static int64_t packed_size(int64_t k, int64_t n) { return k * round_up(n, W); }
 
-  // Packs b into consecutive panels [k, width]; the last is only as many vectors wide as needed.
+  // Packs b into consecutive panels [k, width]; the last panel is only as many vectors wide as needed.
   static void pack(const A* b, int64_t k_stride, int64_t n_stride, int64_t k, int64_t n, A* packed) {
     for (int64_t first = 0; first < n; first += kPanel) {
       const int64_t width = panel_width(n, first);
@@ -28,10 +28,10 @@ struct Tiles {
     return left < kPanel ? left : kPanel;
   }
 
-  // Destination of a tile, which is stored plus a bias, or added to the destination.
+  // Destination of a tile. The tile is stored plus a bias, or added to the values there.
   struct Store {
     A* out;
-    int64_t stride, columns;  // columns: how many remain from `out` on; the last vector may be partial
+    int64_t stride, columns;  // columns: those that remain from `out` on; the last vector may be partial
     const A* bias;
     bool bypass;
   };

@@ -94,7 +94,7 @@ static EDGELESS_INLINE Vec<A> first_lanes(Vec<A> x, int64_t n, A other = A(0)) {
   return lane < splat<A>(A(n)) ? x : splat<A>(other);
 }
 
-// Loads the first n elements at p, 0 < n < kWidth, and zeros behind them. Reads nothing else.
+// Loads the first n elements at p, 0 < n < kWidth, and zeros for the others. Reads nothing else.
 template <class A>
 static EDGELESS_INLINE Vec<A> load_first(const A* p, int64_t n) {
   Vec<A> v = {};
@@ -151,8 +151,8 @@ EDGELESS_INLINE void store_first<double>(double* p, Vec<double> v, int64_t n) {
 }
 #endif
 
-// load() of elements that were stored four at a time: a load that spans several stores cannot be forwarded from them
-// and waits until they reach the cache.
+// load() for elements that were stored four at a time: a load that spans several stores gets no store forwarding and
+// waits until the stores reach the cache.
 template <class A>
 static EDGELESS_INLINE Vec<A> load_fours(const A* p) {
   return load(p);

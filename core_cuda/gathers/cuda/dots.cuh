@@ -41,7 +41,7 @@ __global__ void dots_kernel(const __grid_constant__ DotsArgs args) {
       }
     }
   }
-  sum = team_sum(sum, 32, kFullWarp);
+  sum = sub_warp_sum(sum, 32, kFullWarp);
   if (lane == 0) args.out[row] = sum;
 }
 

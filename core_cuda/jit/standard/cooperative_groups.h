@@ -26,7 +26,7 @@ struct grid_group {
   }
 };
 
-// The driver leaves the workspace's address in two registers.
+// The driver stores the workspace's address to two registers.
 __device__ __forceinline__ grid_group this_grid() {
   unsigned high, low;
   asm("mov.u32 %0, %%envreg1;" : "=r"(high));

@@ -1,7 +1,7 @@
 // Arguments of the CUDA kernels of attention over pairs. No torch. All arithmetic is float.
 //
-// The kernels use these fields of Args: graph, whose sources are pairs and whose edge ids are segments (`pieces`, see
-// ../inputs.h); part, layout, value and value_vectors; coefficient, the slope; logit_term, the queries [pieces]; out;
+// The kernels use these fields of Args: graph, whose sources are pairs and whose edge ids are segments (`segments`, see
+// ../inputs.h); part, layout, value and value_vectors; coefficient, the slope; logit_term, the queries [segments]; out;
 // in the backward grad_out, stats, grad_value, ds_out [E] in the order of edges by pair, and grad_att, the partial sums
 // of the key's gradient; and the fields of dropout.
 #pragma once
@@ -12,13 +12,13 @@ namespace edgeless::cuda {
 
 struct PairArgs : Args<float> {
   const void* key = nullptr;          // [width] of the storage type, 16-byte aligned
-  const void* bias = nullptr;         // the same; null: none
+  const void* bias = nullptr;         // like key; null: no bias
   OutRows sums;                       // the result without the bias; null: not needed
   float* shift = nullptr;             // [2, Nd], see PairResults in ../inputs.h
   const int32_t* drawn_by = nullptr;  // [E] original edge ids in the order of the pass; null: no dropout
 };
 
-constexpr int kRowThreads = 128;  // of a block of the row-wise kernels
+constexpr int kRowThreads = 128;  // threads per block of the row-wise kernels
 
 // A row-wise pass that also computes column sums: each block writes one row of the partial sums `shares`, [blocks,
 // width]. Rows are contiguous and whole vectors.
@@ -50,12 +50,12 @@ struct SharesArgs {
 // See run_prepare().
 struct PrepareArgs {
   const float* ds = nullptr;      // [E]
-  const int32_t* ptr = nullptr;   // [pieces + 1] offsets of the segments in `at`
+  const int32_t* ptr = nullptr;   // [segments + 1] offsets of the segments in `at`
   const int32_t* at = nullptr;    // [E] indices into ds
-  float* weights = nullptr;       // [pairs + pieces]
+  float* weights = nullptr;       // [pairs + segments]
   const void* vectors = nullptr;  // [vector_words] words of 4 bytes
   void* rows = nullptr;
-  int64_t pairs = 0, pieces = 0, vector_words = 0;
+  int64_t pairs = 0, segments = 0, vector_words = 0;
 };
 
 }  // namespace edgeless::cuda

@@ -13,9 +13,9 @@
 
 namespace edgeless::cuda {
 
-// Shared memory: the partial sum of a row segment that a worker leaves to the earlier one which owns the row.
+// Shared memory for the segment of a row that an earlier worker merges.
 template <int kPer>
-struct PairPieces {
+struct PairSegments {
   float at[kPer][kBlockThreads];
 
   __device__ __forceinline__ void leave(const float (&sum)[kPer]) {
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
   using I = int32_t;
   constexpr int kV = kVec<S>;
   __shared__ BlockShares<I> shares;
-  __shared__ PairPieces<kV> pieces;
+  __shared__ PairSegments<kV> segments;
   __shared__ AttShares<float, kV> key_shares;
 
   const Place<kWidth> place(args.layout, 1);
@@ -61,13 +61,13 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
   auto begin_row = [&] {
     value_raw[0] = load_once(value_rows.row(0, walk.row));
     fresh = true;
-    if (place.lane % 8 == 0 && walk.row + kRowsAhead < walk.last_row) value_rows.ask(walk.row + kRowsAhead);
+    if (place.lane % 8 == 0 && walk.row + kRowsAhead < walk.last_row) value_rows.prefetch(walk.row + kRowsAhead);
   };
-  // Called by whole warps; sub-warps whose row is not fresh only take part in the shuffles. The dot product is summed
+  // Called by whole warps; sub-warps whose row is not fresh only participate in the shuffles. The dot product is summed
   // in the same order as in the forward.
   auto take_rows = [&] {
     if (fresh) unpack_row<S, 1>(value_raw, place, args.value_vectors, value, [](float x) { return x; });
-    const float sum = team_sum(dot<S>(key, value), place.width(), kFullWarp);
+    const float sum = sub_warp_sum(dot<S>(key, value), place.width(), kFullWarp);
     if (fresh) own = sum;
     fresh = false;
   };
@@ -85,24 +85,24 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
 #pragma unroll
     for (int k = 0; k < kV; ++k) acc[k] = 0;
   };
-  auto leave = [&] { pieces.leave(acc); };
-  auto add = [&](int /*team*/, int thread) { pieces.add_to(acc, thread); };
+  auto leave = [&] { segments.leave(acc); };
+  auto add = [&](int /*sub_warp*/, int thread) { segments.add_to(acc, thread); };
   auto emit = [&](I row, bool lead, bool complete) {
     if (!args.grad_value) return;
     if (lead || !complete) {
-      store_piece<S, 1>(carry_at(args, shares, lead, 0), place, args.value_vectors, acc);
+      store_segment<S, 1>(carry_at(args, shares, lead, 0), place, args.value_vectors, acc);
     } else {
       store_row<S, 1>(args.grad_value, row, 1, place, acc);
     }
   };
 
-  PairWindow<TeamShape<kWidth, kEdges>, kDropout> window(args, walk, place);
+  PairWindow<SubWarpShape<kWidth, kEdges>, kDropout> window(args, walk, place);
   auto take = [&] {  // called by whole warps
     window.begin(walk);
     uint4 raw[1][kEdges][1];
     window.load(grads, raw);
     const float4 stat = __ldg(stats + window.index[0]);
-    const float query = __ldg(args.logit_term + window.piece);
+    const float query = __ldg(args.logit_term + window.segment);
     const float keep = kDropout ? dropout_factor(args, seed, int64_t{window.id}, 0) : 1.0f;
     const I position = walk.edge + window.slot;
     window.advance(walk);

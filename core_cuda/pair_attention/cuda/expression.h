@@ -15,7 +15,7 @@ inline jit::Expression pair_expression(Pass pass, Storage storage, const Kernel&
           {type_of(storage), k.lanes, k.edges, dropout}};
 }
 
-// Lanes of the sub-warp that holds a row of so many vectors in the row-wise kernels around the passes.
+// Lanes of the sub-warp that holds a row of `vectors` vectors in the row-wise kernels.
 constexpr int lanes_of_row(int vectors) { return vectors <= 8 ? 8 : vectors <= 16 ? 16 : 32; }
 
 inline jit::Expression pair_rows_expression(const char* kernel, Storage storage, int vectors) {

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
   using I = int32_t;
   constexpr int kV = kVec<S>;
   __shared__ BlockShares<I> shares;
-  __shared__ ForwardPieces<float, kV, true> pieces;
+  __shared__ ForwardSegments<float, kV, true> segments;
 
   const Place<kWidth> place(args.layout, 1);
   divide_range(args.graph, args.part, place, shares);
@@ -39,13 +39,13 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
 #pragma unroll
     for (int k = 0; k < kV; ++k) acc[k] = 0;
   };
-  auto leave = [&] { pieces.leave(place, acc, m, l); };
-  auto add = [&](int team, int thread) { pieces.add_to(acc, m, l, team, thread); };
+  auto leave = [&] { segments.leave(place, acc, m, l); };
+  auto add = [&](int sub_warp, int thread) { segments.add_to(acc, m, l, sub_warp, thread); };
   auto emit = [&](I row, bool lead, bool complete) {
     if (lead || !complete) {
-      float* piece = carry_at(args, shares, lead, 0);
-      store_piece<S, 1>(piece, place, args.value_vectors, acc);
-      if (place.lane == 0) piece[args.value_vectors * kV] = m, piece[args.value_vectors * kV + 1] = l;
+      float* segment = carry_at(args, shares, lead, 0);
+      store_segment<S, 1>(segment, place, args.value_vectors, acc);
+      if (place.lane == 0) segment[args.value_vectors * kV] = m, segment[args.value_vectors * kV + 1] = l;
       return;
     }
     float bias[kV] = {}, out[kV];
@@ -60,12 +60,12 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
     if (place.lane == 0) args.shift[row] = m, args.shift[args.graph.num_rows + row] = log_base_two(l);
   };
 
-  PairWindow<TeamShape<kWidth, kEdges>, kDropout> window(args, walk, place);
+  PairWindow<SubWarpShape<kWidth, kEdges>, kDropout> window(args, walk, place);
   auto take = [&] {  // called by whole warps
     window.begin(walk);
     uint4 raw[1][kEdges][1];
     window.load(values, raw);
-    const float query = __ldg(args.logit_term + window.piece);
+    const float query = __ldg(args.logit_term + window.segment);
     const float keep = kDropout ? dropout_factor(args, seed, int64_t{window.id}, 0) : 1.0f;
     window.advance(walk);
     const bool valid = window.slot < window.count;

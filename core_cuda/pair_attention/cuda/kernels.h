@@ -28,13 +28,13 @@ inline Plan pair_plan(const Problem& problem, const Device& device) {
   plan.kernel.vectors = 1, plan.kernel.lanes = 8;
   while (plan.kernel.lanes < problem.value_vectors) plan.kernel.lanes *= 2;
   plan.kernel.edges = pair_edges(problem.num_edges, problem.num_rows);
-  plan.layout.team_log2 = choose_team_log2(plan.kernel, problem.value_vectors);
+  plan.layout.sub_warp_log2 = choose_sub_warp_log2(plan.kernel, problem.value_vectors);
   choose_partition(problem, device, pair_blocks(problem.pass, vector_numbers(problem.storage), plan.kernel.edges),
                    false, plan);
   return plan;
 }
 
-// One pass with the merge of its hubs, for 32-bit indices and no doubles.
+// Runs one pass and the merge of its hubs, for 32-bit indices and rows that are not float64.
 void run_pair_pass(const Problem& problem, const Plan& plan, const PairArgs& args, const jit::Queue& queue);
 
 // a: gradients, b: results. stats = (shift[0], shift[1], <a, b>, 0); shares: partial column sums of a.

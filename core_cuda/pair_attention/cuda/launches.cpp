@@ -47,7 +47,7 @@ void run_sum_shares(Storage storage, const SharesArgs& args, const jit::Queue& q
 }
 
 void run_prepare(const PrepareArgs& args, const jit::Queue& queue) {
-  const int64_t items = args.pieces + args.pairs + args.vector_words;
+  const int64_t items = args.segments + args.pairs + args.vector_words;
   const jit::Size grid((items + kRowThreads - 1) / kRowThreads);
   jit::launch(queue, {"pair_attention/cuda/rows.cuh", "prepare_kernel"}, {grid, kRowThreads}, args);
 }
@@ -57,9 +57,9 @@ void make_walks(const WalksArgs<I>& args, void* scratch, const jit::Queue& queue
   constexpr const char* kHeader = "pair_attention/cuda/walks.cuh";
   const int64_t most = std::max(args.edges, args.nodes) + 1;
   jit::launch(queue, {kHeader, "prepare_walks_kernel", {type_of<I>()}}, {blocks_for(most), kThreads}, args);
-  exclusive_sum(args.begins, args.pieces + 1, sizeof(I) == sizeof(int64_t), scratch, queue);
-  const int64_t threads = std::max({args.pieces, args.pairs, args.nodes, int64_t{1}});
-  jit::launch(queue, {kHeader, "walk_pieces_kernel", {type_of<I>()}}, {blocks_for(threads), kThreads}, args);
+  exclusive_sum(args.begins, args.segments + 1, sizeof(I) == sizeof(int64_t), scratch, queue);
+  const int64_t threads = std::max({args.segments, args.pairs, args.nodes, int64_t{1}});
+  jit::launch(queue, {kHeader, "walk_segments_kernel", {type_of<I>()}}, {blocks_for(threads), kThreads}, args);
 }
 
 template void make_walks(const WalksArgs<int32_t>&, void*, const jit::Queue&);

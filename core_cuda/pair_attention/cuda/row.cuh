@@ -23,30 +23,30 @@ __device__ __forceinline__ float dot(const float (&x)[kVec<S>], const float (&y)
 }
 
 // An EdgeWindow that also loads the edges' segments and, with dropout, their original ids.
-template <class Team, bool kDropout>
-struct PairWindow : EdgeWindow<int32_t, Team> {
-  using Base = EdgeWindow<int32_t, Team>;
-  const int32_t *pieces, *ids;
-  int32_t piece, id = 0;
+template <class SubWarp, bool kDropout>
+struct PairWindow : EdgeWindow<int32_t, SubWarp> {
+  using Base = EdgeWindow<int32_t, SubWarp>;
+  const int32_t *segments, *ids;
+  int32_t segment, id = 0;
 
-  __device__ PairWindow(const PairArgs& args, const Walk<int32_t>& walk, const typename Team::Place& place)
+  __device__ PairWindow(const PairArgs& args, const Walk<int32_t>& walk, const typename SubWarp::Place& place)
       : Base(args.graph, walk, place),
-        pieces(held(static_cast<const int32_t*>(args.graph.edge_ids))),
+        segments(held(static_cast<const int32_t*>(args.graph.edge_ids))),
         ids(args.drawn_by) {
     const int64_t last = args.graph.num_edges - 1, at = min(static_cast<int64_t>(walk.edge) + this->slot, last);
-    piece = last < 0 ? 0 : __ldg(pieces + at);
+    segment = last < 0 ? 0 : __ldg(segments + at);
     if (kDropout && last >= 0) id = __ldg(ids + at);
   }
 
   __device__ __forceinline__ void settle() {
     Base::settle();
-    piece = max(piece, 0);
+    segment = max(segment, 0);
   }
 
   __device__ __forceinline__ void advance(Walk<int32_t>& walk) {
     Base::advance(walk);
     if (this->slot >= walk.last_edge - walk.edge) return;
-    piece = __ldg(pieces + (walk.edge + this->slot));
+    segment = __ldg(segments + (walk.edge + this->slot));
     if (kDropout) id = __ldg(ids + (walk.edge + this->slot));
   }
 };

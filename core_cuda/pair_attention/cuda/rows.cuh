@@ -1,5 +1,5 @@
-// The row-wise kernels around the passes over pairs. A sub-warp holds a row, one vector of 16 bytes per lane. A block
-// processes consecutive rows and writes one partial sum per column, in an order that depends on sizes alone.
+// The row-wise kernels before and after the passes over pairs. A sub-warp holds a row, one vector of 16 bytes per lane.
+// A block processes consecutive rows and writes one partial sum per column, in an order that depends on sizes alone.
 #pragma once
 
 #include "../../common/vec.cuh"
@@ -10,12 +10,12 @@ namespace edgeless::cuda {
 
 constexpr int kRowsAtOnce = 4;
 
-// The lane's place in its sub-warp and block, and the block's rows [begin, end).
+// A lane's index in its sub-warp, the sub-warp's index in the block, and the block's rows [begin, end).
 template <int kWidth>
 struct Lane {
-  static constexpr int kTeams = kRowThreads / kWidth;
-  int lane = threadIdx.x % kWidth, team = threadIdx.x / kWidth;
-  bool inside;  // whether the row has a vector for this lane
+  static constexpr int kSubWarps = kRowThreads / kWidth;
+  int lane = threadIdx.x % kWidth, sub_warp = threadIdx.x / kWidth;
+  bool inside;  // the row has a vector for this lane
   int64_t begin, end;
 
   __device__ explicit Lane(const RowSumsArgs& args)
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_row(const RowSumsArgs& args, const Lane<kWi
   unpack(there ? __ldg(static_cast<const uint4*>(args.row) + place.lane) : uint4{0, 0, 0, 0}, row, S{});
 }
 
-// Adds the sums of the sub-warps in their order and writes the block's partial sums.
+// Adds up the sums of a block's sub-warps in order and writes the block's partial sums.
 template <int kWidth, int kV>
 __device__ void store_share(const RowSumsArgs& args, const Lane<kWidth>& place, const float (&sum)[kV]) {
   __shared__ float all[kV][kRowThreads];
@@ -41,12 +41,13 @@ __device__ void store_share(const RowSumsArgs& args, const Lane<kWidth>& place, 
 #pragma unroll
   for (int k = 0; k < kV; ++k) all[k][threadIdx.x] = sum[k];
   __syncthreads();
-  if (place.team > 0 || !place.inside) return;
+  if (place.sub_warp > 0 || !place.inside) return;
   float* to = args.shares + (static_cast<int64_t>(blockIdx.x) * args.vectors + place.lane) * kV;
 #pragma unroll
   for (int k = 0; k < kV; ++k) {
     float total = 0;
-    for (int team = 0; team < Lane<kWidth>::kTeams; ++team) total += all[k][threadIdx.x + team * kWidth];
+    for (int sub_warp = 0; sub_warp < Lane<kWidth>::kSubWarps; ++sub_warp)
+      total += all[k][threadIdx.x + sub_warp * kWidth];
     to[k] = total;
   }
 }
@@ -57,11 +58,11 @@ __global__ void __launch_bounds__(kRowThreads) deltas_kernel(const __grid_consta
   const Lane<kWidth> place(args);
   const auto *grads = static_cast<const uint4*>(args.a), *results = static_cast<const uint4*>(args.b);
   float sum[kV] = {};
-  for (int64_t first = place.begin; first < place.end; first += kRowsAtOnce * place.kTeams) {
+  for (int64_t first = place.begin; first < place.end; first += kRowsAtOnce * place.kSubWarps) {
     uint4 grad_raw[kRowsAtOnce], result_raw[kRowsAtOnce];
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
-      const int64_t r = first + i * place.kTeams + place.team;
+      const int64_t r = first + i * place.kSubWarps + place.sub_warp;
       grad_raw[i] = result_raw[i] = uint4{0, 0, 0, 0};
       if (place.inside && r < place.end) {
         grad_raw[i] = __ldg(grads + place.at(args, r)), result_raw[i] = __ldcs(results + place.at(args, r));
@@ -69,13 +70,13 @@ __global__ void __launch_bounds__(kRowThreads) deltas_kernel(const __grid_consta
     }
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
-      const int64_t r = first + i * place.kTeams + place.team;
+      const int64_t r = first + i * place.kSubWarps + place.sub_warp;
       float grad[kV], result[kV], dot = 0;
       unpack(grad_raw[i], grad, S{});
       unpack(result_raw[i], result, S{});
 #pragma unroll
       for (int k = 0; k < kV; ++k) dot = fmaf(grad[k], result[k], dot), sum[k] += grad[k];
-      dot = team_sum(dot, kWidth, kFullWarp);
+      dot = sub_warp_sum(dot, kWidth, kFullWarp);
       if (place.lane == 0 && r < place.end && args.stats)
         reinterpret_cast<float4*>(args.stats)[r] = {args.shift[r], args.shift[args.rows + r], dot, 0};
     }
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kRowThreads) outer_rows_kernel(const __grid_co
   const Lane<kWidth> place(args);
   float row[kV], sum[kV] = {};
   load_row<S>(args, place, row);
-  for (int64_t r = place.begin + place.team; r < place.end && place.inside; r += place.kTeams) {
+  for (int64_t r = place.begin + place.sub_warp; r < place.end && place.inside; r += place.kSubWarps) {
     const float factor = args.factor[r];
     const float4* given = static_cast<const float4*>(args.a) + place.at(args, r) * kFours;
     float weight[kV], out[kV];
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kShareLanes* kShareSides) sum_shares_kernel(co
 
 __global__ void __launch_bounds__(kRowThreads) prepare_kernel(const __grid_constant__ PrepareArgs args) {
   int64_t i = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
-  if (i < args.pieces) {
+  if (i < args.segments) {
     const int32_t end = args.ptr[i + 1];
     float sum = 0;
 #pragma unroll 4
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_kernel(const __grid_const
     args.weights[args.pairs + i] = sum;
     return;
   }
-  i -= args.pieces;
+  i -= args.segments;
   if (i < args.pairs) {
     args.weights[i] = 1;
     return;

@@ -17,9 +17,9 @@ __global__ void prepare_walks_kernel(WalksArgs<I> args) {
 }
 
 template <class I>
-__global__ void walk_pieces_kernel(WalksArgs<I> args) {
+__global__ void walk_segments_kernel(WalksArgs<I> args) {
   const int64_t i = thread_id();
-  if (i < args.pieces) walk_piece(args, i);
+  if (i < args.segments) walk_segment(args, i);
   for (int which = 0; which < 3; ++which) {
     int64_t most = walk_length(args, which, i);
     for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {

@@ -9,10 +9,10 @@
 namespace edgeless::cuda {
 
 template <class I>
-constexpr size_t walks_scratch(int64_t pieces) {
-  return scan_scratch(pieces + 1, sizeof(I) == sizeof(int64_t));
+constexpr size_t walks_scratch(int64_t segments) {
+  return scan_scratch(segments + 1, sizeof(I) == sizeof(int64_t));
 }
-// args.longest must be zeroed. `scratch` has walks_scratch<I>(pieces) bytes.
+// args.longest must be zeroed. `scratch` has walks_scratch<I>(segments) bytes.
 template <class I>
 void make_walks(const WalksArgs<I>& args, void* scratch, const jit::Queue& queue);
 

@@ -1,5 +1,5 @@
 // The kernel that casts several tensors in one launch, as autocast casts an input and the maps of a layer. blockIdx.y
-// selects the tensor. A thread converts four elements at a time where the source is aligned to four elements.
+// selects the tensor. A thread converts four elements at a time if the source is aligned to four elements.
 #pragma once
 
 #include <cstdint>

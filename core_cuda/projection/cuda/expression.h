@@ -17,7 +17,8 @@ struct ProductSizes {
   bool divided = false;  // split-K, so that few tiles occupy all SMs
 };
 
-// Whether edgeless' kernels support a product of aligned operands and can fill their tiles. capability: 80 for 8.0.
+// Returns whether edgeless' kernels support a product of aligned operands and can fill their tiles. capability: 80 for
+// 8.0.
 constexpr bool suits(const ProductSizes& p, int capability) {
   if (p.storage == Storage::f64) return false;
   const int64_t vector = 16 / size_of(p.storage);
@@ -25,8 +26,8 @@ constexpr bool suits(const ProductSizes& p, int capability) {
          p.rows > 0 && capability >= 80;
 }
 
-// Whether edgeless' kernels compute it, and not a library. 16-bit elements: only for few nodes, which are rows of a.
-// float32: not where TF32 is allowed, because cuBLAS is faster then.
+// Returns whether edgeless' kernels compute a product, and not a library. 16-bit elements: only for few nodes, which
+// are rows of a. float32: not if TF32 is allowed, because cuBLAS is faster then.
 constexpr bool takes(const ProductSizes& p, int64_t nodes, int capability, bool allows_tf32) {
   if (!suits(p, capability)) return false;
   if (p.storage != Storage::f32) return nodes < kLaunchBoundRows && (p.divided || p.depth <= kMostDepth);

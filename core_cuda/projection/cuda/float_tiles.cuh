@@ -1,6 +1,6 @@
 // Products of float32 tiles on tensor cores (3xTF32), about as exact as on CUDA cores and up to a third faster.
 //
-// Tensor cores multiply TF32 numbers, which have 11 significant bits. A float is split into the nearest TF32 number and
+// Tensor cores multiply TF32 values, which have 11 significant bits. A float is split into the nearest TF32 value and
 // the TF32 part of the remainder; three of the four products of the parts lose less than one rounding of the float32
 // product. Tensor cores round sums towards zero, so sums of 32 products are moved out and added as floats. (Ootomo,
 // Yokota: "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak

@@ -1,5 +1,5 @@
 // A GEMM kernel for 16-bit matrices of few rows on tensor cores, C = A B^T with float32 accumulation. cuBLAS kernels
-// are as fast on the device but take three to eight times as long to launch, which dominates where rows are few.
+// are as fast on the device but take three to eight times as long to launch, which dominates if rows are few.
 //
 // A thread block computes a 128 x 64 tile of C and a warp a 32 x 32 tile of it, with a pipeline of three stages in
 // shared memory. A stage holds tiles of A and B of depth 32.

@@ -51,8 +51,8 @@ struct LogitsArgs {
   int64_t row_stride = 0, head_stride = 0;
   int64_t num_rows = 0;
   int heads = 0, channels = 0;
-  bool fours = false;  // heads can be read four aligned elements at a time, in rows and vectors
-  int team_log2 = 0;   // forward: log2 of the lanes of the sub-warp of a head
+  bool fours = false;     // heads can be read four aligned elements at a time, in rows and vectors
+  int sub_warp_log2 = 0;  // forward: log2 of the lanes of the sub-warp of a head
   int vectors = 0;
   const void* vector[kMostVectors] = {};  // [heads, channels]
   void* logits[kMostVectors] = {};        // forward: [N, heads]

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kMostCastBlocks = 2048;
 
-// Grid of the column sums whose blocks have so many columns of one matrix each.
+// Grid of column sums whose blocks sum `columns` columns of one matrix each.
 jit::Size columns_grid(const ColumnSumsArgs& args, int64_t chunks, int columns) {
   int widest = 0;
   for (int t = 0; t < args.tensors; ++t) widest = std::max(widest, args.columns[t].width);
@@ -50,7 +50,7 @@ bool has_two(bool transposed_a, bool transposed_b, const ProductArgs& args) {
   return two;
 }
 
-// A backward usually follows the first product: its kernels are compiled beside the one of the forward.
+// A backward usually follows the first product, so its kernels are compiled together with that of the forward.
 void prepare_products(jit::Type tiling, const jit::Expression& first, const jit::Queue& queue) {
   if (jit::is_loaded(queue, first)) return;
   const jit::Expression few("projection/cuda/column_sums.cuh", "projection::few_rows_kernel", {kFloatType});
@@ -68,7 +68,7 @@ void launch_product(jit::Type tiling, const jit::Expression& kernel, bool transp
   jit::launch(queue, kernel, {product_grid<Tiling>(args), Tiling::kThreads, bytes}, args);
 }
 
-// a is transposed where the product is split (split-K) and only there.
+// a is transposed if and only if the product is divided (split-K).
 ProductSizes sizes_of(Storage storage, bool transposed_a, const ProductArgs& args) {
   return {storage, args.rows, args.columns, args.depth, transposed_a};
 }
@@ -99,7 +99,7 @@ void add_chunks(Storage dtype, const ColumnSumsArgs& args, const jit::Queue& que
 }
 
 void run_logits(Storage dtype, const LogitsArgs& args, const jit::Queue& queue) {
-  const int64_t threads = (args.num_rows * args.heads) << args.team_log2;
+  const int64_t threads = (args.num_rows * args.heads) << args.sub_warp_log2;
   const jit::Size grid((threads + kLogitsThreads - 1) / kLogitsThreads);
   launch_logits("projection::logits_kernel", dtype, args, {grid, kLogitsThreads}, queue);
 }

@@ -19,8 +19,8 @@ template <class S, bool kFours>
 __global__ void __launch_bounds__(kLogitsThreads) logits_kernel(const __grid_constant__ LogitsArgs args) {
   using A = Arithmetic<S>;
   constexpr int kStep = kFours ? 4 : 1;
-  const int width = 1 << args.team_log2, lane = threadIdx.x & (width - 1);
-  const int64_t place = (int64_t(blockIdx.x) * kLogitsThreads + threadIdx.x) >> args.team_log2;
+  const int width = 1 << args.sub_warp_log2, lane = threadIdx.x & (width - 1);
+  const int64_t place = (int64_t(blockIdx.x) * kLogitsThreads + threadIdx.x) >> args.sub_warp_log2;
   const bool small = args.num_rows * args.heads < (int64_t(1) << 31);  // 64-bit division is slow
   const int64_t row = small ? static_cast<uint32_t>(place) / static_cast<uint32_t>(args.heads) : place / args.heads;
   const int head = static_cast<int>(place - row * args.heads);

@@ -1,4 +1,4 @@
-// A GEMM kernel for float32 matrices on tensor cores, C = A B^T, with each element split into two TF32 numbers
+// A GEMM kernel for float32 matrices on tensor cores, C = A B^T, with each element split into two TF32 values
 // (float_tiles.cuh).
 //
 // A thread block computes one tile of C, whose size is set by its Tiling (tiles.cuh), with a pipeline of tiles of A and
@@ -14,8 +14,8 @@
 
 namespace edgeless::cuda::projection {
 
-// Recomputes one element of C without tensor cores. Needed where the result is not finite: the remainder of a split
-// infinity is NaN.
+// Recomputes one element of C without tensor cores. This is necessary if the result is not finite: the remainder of a
+// split infinity is NaN.
 template <bool kTransposedA, bool kTransposedB>
 __device__ __noinline__ float in_floats(const ProductArgs::Pair& pair, int64_t row, int64_t column, int64_t begin,
                                         int64_t end) {

@@ -13,7 +13,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
-// Starts an asynchronous copy of 16 bytes to shared memory; zeros where not `there`.
+// Starts an asynchronous copy of 16 bytes to shared memory; writes zeros if not `there`.
 __device__ __forceinline__ void copy_vector(void* to, const void* from, bool there) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),

@@ -17,7 +17,7 @@ struct ReduceArgs {
 
   Rows x;            // [columns, width]
   OutRows out;       // [rows, width]
-  void* arg;         // [rows, width] position of the extremum within its row, in arg_size bytes; null: not wanted
+  void* arg;         // [rows, width] position of the extremum within its row, in arg_size bytes; null: not requested
   int64_t arg_size;  // 1, 2 or 4
   uint8_t* tied;     // [rows]: whether an element of the row may have a tied extremum; null: the first edge takes all
   bool zero_shares;  // an extremum of 0 counts one more tie: the initial zero of torch's scatter_reduce

@@ -83,12 +83,12 @@ struct ReduceGradient {
   }
 
   template <class S, class P>
-  static void gather_piece(const ReduceArgs& a, const Piece& piece, Edges& next, A* state, A* buffer) {
-    if (piece.begin == piece.end || a.width < W) {
+  static void gather_segment(const ReduceArgs& a, const Segment& segment, Edges& next, A* state, A* buffer) {
+    if (segment.begin == segment.end || a.width < W) {
       for (int64_t i = 0; i < a.width; ++i) state[i] = A(0);
     }
-    for (int64_t begin = piece.begin; begin < piece.end; begin += Upcoming::kSize) {
-      const int64_t n = piece.end - begin < Upcoming::kSize ? piece.end - begin : Upcoming::kSize;
+    for (int64_t begin = segment.begin; begin < segment.end; begin += Upcoming::kSize) {
+      const int64_t n = segment.end - begin < Upcoming::kSize ? segment.end - begin : Upcoming::kSize;
       locate(a, begin, n, next);
       const int64_t from = begin - next.first;
       if (a.width < W) {
@@ -97,14 +97,14 @@ struct ReduceGradient {
           const P* arg = static_cast<const P*>(a.arg) + next.offset[e] * a.width;
           for (int64_t i = 0; i < a.width; ++i) state[i] += int64_t(arg[i]) == next.position[e] ? grad[i] : A(0);
         }
-      } else if (begin == piece.begin) {
+      } else if (begin == segment.begin) {
         columns<false, S, P>(a, next, from, n, state);
       } else {
         columns<true, S, P>(a, next, from, n, state);
       }
     }
     const int64_t whole = a.width / W * W, shift = whole + W - a.width;
-    if (whole == 0 || piece.begin == piece.end) return;
+    if (whole == 0 || segment.begin == segment.end) return;
     for (int64_t i = whole; i < a.width; ++i) state[i] = state[i + shift];
   }
 
@@ -117,19 +117,19 @@ struct ReduceGradient {
     A *state = arena.take(Passes::padded(a)), *buffer = arena.take(Passes::padded(a));
     Edges next;
     Walk walk_over(a.transposed, a.items_per_part, part);
-    Piece piece;
-    while (walk_over.next(&piece)) {
+    Segment segment;
+    while (walk_over.next(&segment)) {
       with_storage<A>(a.grad_out.dtype, [&](auto* s) {
         with_positions(a.arg_size, [&](auto* p) {
           typedef std::remove_cv_t<std::remove_pointer_t<decltype(s)>> S;
           typedef std::remove_cv_t<std::remove_pointer_t<decltype(p)>> P;
-          gather_piece<S, P>(a, piece, next, state, buffer);
+          gather_segment<S, P>(a, segment, next, state, buffer);
         });
       });
-      if (piece.fresh && piece.finished) {
-        write_row(a.grad_x, piece.row, 1, a.width, a.width, state);
+      if (segment.fresh && segment.finished) {
+        write_row(a.grad_x, segment.row, 1, a.width, a.width, state);
       } else {
-        __builtin_memcpy(slot(a, part, piece.fresh ? 1 : 0), state, a.width * sizeof(A));
+        __builtin_memcpy(slot(a, part, segment.fresh ? 1 : 0), state, a.width * sizeof(A));
       }
     }
     if (a.grad_x.bypass) fence_streams();
@@ -137,15 +137,15 @@ struct ReduceGradient {
 
   static void merge(const ReduceArgs& a, int64_t part, A* state) {
     Walk walk_over(a.transposed, a.items_per_part, part);
-    Piece piece;
-    if (!walk_over.next(&piece) || piece.fresh || !piece.finished) return;
-    const int64_t first = first_part_of_row(a.transposed, piece.row, a.items_per_part);
+    Segment segment;
+    if (!walk_over.next(&segment) || segment.fresh || !segment.finished) return;
+    const int64_t first = first_part_of_row(a.transposed, segment.row, a.items_per_part);
     __builtin_memcpy(state, slot(a, first, 1), a.width * sizeof(A));
     for (int64_t p = first + 1; p <= part; ++p) {
       const A* other = slot(a, p, 0);
       for (int64_t i = 0; i < a.width; ++i) state[i] += other[i];
     }
-    write_row(a.grad_x, piece.row, 1, a.width, a.width, state);
+    write_row(a.grad_x, segment.row, 1, a.width, a.width, state);
     if (a.grad_x.bypass) fence_streams();
   }
 

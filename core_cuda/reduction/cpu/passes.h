@@ -22,8 +22,8 @@ struct ReducePasses {
     Int ties;
   };
 
-  // What a pass finds beside the extrema: nothing, which is enough without a gradient, their positions, or ties as
-  // well.
+  // Additional results of a pass: none, which is enough without a gradient; the positions of the extrema; or their
+  // positions and ties.
   enum class Track { none, positions, ties };
 
   struct Seen {
@@ -159,14 +159,14 @@ struct ReducePasses {
   }
 
   template <bool Min, Track kTrack, bool Careful, class S>
-  static void walk(const ReduceArgs& a, const Piece& piece, Upcoming& next, State& s, Seen& seen) {
-    const int64_t row_begin = a.graph.row_begin(piece.row);
-    for (int64_t begin = piece.begin; begin < piece.end; begin += Upcoming::kSize) {
-      const int64_t n = piece.end - begin < Upcoming::kSize ? piece.end - begin : Upcoming::kSize;
+  static void walk(const ReduceArgs& a, const Segment& segment, Upcoming& next, State& s, Seen& seen) {
+    const int64_t row_begin = a.graph.row_begin(segment.row);
+    for (int64_t begin = segment.begin; begin < segment.end; begin += Upcoming::kSize) {
+      const int64_t n = segment.end - begin < Upcoming::kSize ? segment.end - begin : Upcoming::kSize;
       locate<S>(a, begin, n, next);
       const int64_t* offset = next.offset + (begin - next.first);
       const Int position = static_cast<Int>(begin - row_begin);
-      if (begin == piece.begin) {
+      if (begin == segment.begin) {
         columns<Min, kTrack, Careful, true, S>(a, offset, n, next.end - begin, position, s, seen);
       } else {
         columns<Min, kTrack, Careful, false, S>(a, offset, n, next.end - begin, position, s, seen);
@@ -175,9 +175,9 @@ struct ReducePasses {
   }
 
   // Segments of rows narrower than one vector.
-  static void narrow_piece(const ReduceArgs& a, const Piece& piece, State& s, A* buffer) {
-    const int64_t row_begin = a.graph.row_begin(piece.row);
-    for (int64_t p = piece.begin; p < piece.end; ++p) {
+  static void narrow_segment(const ReduceArgs& a, const Segment& segment, State& s, A* buffer) {
+    const int64_t row_begin = a.graph.row_begin(segment.row);
+    for (int64_t p = segment.begin; p < segment.end; ++p) {
       const A* row = row_of(a.x, a.graph.index(p), 1, a.width, a.width, buffer);
       for (int64_t i = 0; i < a.width; ++i) take(a, s, i, row[i], static_cast<Int>(p - row_begin));
     }
@@ -190,25 +190,25 @@ struct ReducePasses {
     A* buffer = arena.take(padded(a));
     Upcoming next;
     Walk walk_over(a.graph, a.items_per_part, part);
-    Piece piece;
-    while (walk_over.next(&piece)) {
-      if (piece.begin == piece.end || a.width < W) {
+    Segment segment;
+    while (walk_over.next(&segment)) {
+      if (segment.begin == segment.end || a.width < W) {
         clear(a, s);
-        narrow_piece(a, piece, s, buffer);
+        narrow_segment(a, segment, s, buffer);
       } else {
         Seen seen;
-        walk<Min, kTrack, false, S>(a, piece, next, s, seen);
+        walk<Min, kTrack, false, S>(a, segment, next, s, seen);
         if (any_bit(seen.nan != seen.nan)) {
           seen.tie = IVec{};
-          walk<Min, kTrack, true, S>(a, piece, next, s, seen);
+          walk<Min, kTrack, true, S>(a, segment, next, s, seen);
         }
         s.ties = kTrack == Track::ties && any_bit(seen.tie);
         settle(a, s);
       }
-      if (piece.fresh && piece.finished) {
-        finish(a, piece.row, s, buffer);
+      if (segment.fresh && segment.finished) {
+        finish(a, segment.row, s, buffer);
       } else {
-        State kept = slot(a, part, piece.fresh ? 1 : 0);
+        State kept = slot(a, part, segment.fresh ? 1 : 0);
         for (int64_t i = 0; i < a.width; ++i) {
           kept.best[i] = s.best[i];
           kept.arg[i] = s.arg[i];
@@ -272,12 +272,12 @@ struct ReducePasses {
 
   static void merge(const ReduceArgs& a, int64_t part, A* scratch) {
     Walk walk_over(a.graph, a.items_per_part, part);
-    Piece piece;
-    if (!walk_over.next(&piece) || piece.fresh || !piece.finished) return;
+    Segment segment;
+    if (!walk_over.next(&segment) || segment.fresh || !segment.finished) return;
     Arena<A> arena(scratch);
     State s{arena.take(padded(a)), reinterpret_cast<Int*>(arena.take(padded(a))), 0};
     clear(a, s);
-    const int64_t first = first_part_of_row(a.graph, piece.row, a.items_per_part);
+    const int64_t first = first_part_of_row(a.graph, segment.row, a.items_per_part);
     for (int64_t p = first; p <= part; ++p) {
       const State other = slot(a, p, p == first ? 1 : 0);
       s.ties |= *slot_ties(a, other);
@@ -285,7 +285,7 @@ struct ReducePasses {
         take(a, s, i, other.best[i], other.arg[i]);
       }
     }
-    finish(a, piece.row, s, arena.take(padded(a)));
+    finish(a, segment.row, s, arena.take(padded(a)));
     if (a.out.bypass) fence_streams();
   }
 };

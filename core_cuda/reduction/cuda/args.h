@@ -8,30 +8,30 @@
 
 #include <cstdint>
 
-#include "../../common/fold.h"
+#include "../../common/segment_reduce.h"
 
 namespace edgeless::cuda::reduction {
 
 struct ReduceArgs {
   CompressedGraph graph;
-  FoldPlan plan;
+  ReducePlan plan;
   int vectors = 0;     // vectors per row of x
   int width = 0;       // elements per row
   bool whole = false;  // width is a whole number of vectors
   bool is_max = false;
   bool zero_shares = false;  // an extremum of 0 counts one more tie, which gets no gradient (torch's scatter_reduce)
   double fill = 0;           // result of rows without edges
-  FoldRows x;
+  ReduceRows x;
   void* out = nullptr;  // [rows, width]
   void* arg = nullptr;  // [rows, width] of arg_size bytes
   int arg_size = 4;
   uint8_t* tied = nullptr;  // [rows], zeroed by the caller
-  char* carry = nullptr;    // fix-up workspace for hubs: [2, slots, vectors] of BestFold::Piece
+  char* carry = nullptr;    // fix-up workspace for hubs: [2, slots, vectors] of BestReducer::Segment
   int zero = 0, one = 1;    // constants hidden from the compiler, see best.cuh
 };
 
-// Bytes of BestFold::Piece, a lane's part of a segment in the fix-up workspace, for values of number_bytes.
-constexpr int64_t best_piece_bytes(int number_bytes, bool wide_index, bool shares) {
+// Bytes of BestReducer::Segment, a lane's part of a segment in the fix-up workspace, for values of number_bytes.
+constexpr int64_t best_segment_bytes(int number_bytes, bool wide_index, bool shares) {
   const int numbers = 16 / number_bytes, index = wide_index ? 8 : 4, opmath = number_bytes == 8 ? 8 : 4;
   const int counted = shares ? numbers : 1;
   const int sources = shares && number_bytes > 2 ? numbers : 1;  // 16-bit values have packed states without sources
@@ -44,7 +44,7 @@ constexpr int64_t best_piece_bytes(int number_bytes, bool wide_index, bool share
 // bits. Integer sums are exact, so their order does not matter. See scatter_grad.cuh.
 struct ScatterArgs {
   CompressedGraph graph;
-  FoldPlan plan;  // plan of share_kernel
+  ReducePlan plan;  // plan of share_kernel
   int width = 0;
   int64_t num_columns = 0;                // columns of the graph: rows of grad_x
   int first = 0, columns = 0;             // features of this feature tile
@@ -56,7 +56,7 @@ struct ScatterArgs {
   bool shares = false;  // arg may have the bit of ties
   bool zero_shares = false;
   const uint8_t* tied = nullptr;  // [rows]
-  FoldRows x;
+  ReduceRows x;
   const void* out = nullptr;  // [rows, width], result of the forward
   void* largest = nullptr;    // [width + 2] unsigned words as wide as the opmath type: bits of the largest finite
                               // magnitude of each feature, whether any gradient is not finite, whether any row is tied
@@ -81,14 +81,14 @@ struct SharedScatterArgs {
 // The gradient gathered over the CSC, see gather_grad.cuh. Rows are whole vectors.
 struct GatherArgs {
   CompressedGraph graph;  // rows are the nodes of x
-  FoldPlan plan;
+  ReducePlan plan;
   int vectors = 0;  // vectors per row
   int width = 0;
-  FoldRows grad;
+  ReduceRows grad;
   const void* arg = nullptr;
   int arg_size = 4;
   const int32_t* positions = nullptr;  // [E] position of every edge within its destination's row, by original edge id
-  FoldRows x, out;                     // read where ties share the gradient
+  ReduceRows x, out;                   // read where ties share the gradient
   void* grad_x = nullptr;              // [rows, width]
   char* carry = nullptr;               // fix-up workspace for hubs: [2, slots, vectors]
 };

@@ -7,7 +7,7 @@
 // that most multigraphs need no second pass over a row.
 #pragma once
 
-#include "../../common/fold.h"
+#include "../../common/segment_reduce.h"
 #include "../../common/words.cuh"
 
 namespace edgeless::cuda::reduction {
@@ -32,15 +32,15 @@ __device__ __forceinline__ double better_or_nan(double a, double b) {
   return a != a || a == b || is_better<kMax>(a, b) ? a : b;
 }
 
-// A count has the number of edges with the extremum in its lower half, and of those from other sources than the first
-// edge's in its upper half.
+// A count has, in its lower half, the number of edges with the extremum and, in its upper half, the number of those
+// edges whose source is not that of the first one.
 constexpr int kOther = 1 << 16;
-static_assert(kMostPiece < kOther, "a row, or the piece of one, is shorter");
+static_assert(kMostSegment < kOther, "a row, or the segment of one, is shorter");
 
-// Takes one more element. Written in PTX, because these instructions bound the kernel: comparisons and selections run
-// on a pipe of half the rate. Therefore the values kept beside the extremum are updated as old * 0 + new by predicated
-// multiply-adds on the other pipe. `zero` and `one` are kernel arguments, because with constants the compiler would
-// emit selections.
+// Processes one more element. Written in PTX, because these instructions bound the kernel: comparisons and selections
+// run on a pipe of half the rate. Therefore the values stored beside the extremum are updated as old * 0 + new by
+// predicated multiply-adds on the other pipe. `zero` and `one` are kernel arguments, because with constants the
+// compiler would emit selections.
 struct Unknown {
   int zero, one;
 };

@@ -11,7 +11,7 @@ inline constexpr const char *kExtremumHeader = "reduction/cuda/extremum.cuh",
                             *kGatherHeader = "reduction/cuda/gather_grad.cuh",
                             *kScatterHeader = "reduction/cuda/scatter_grad.cuh";
 
-// The type of arguments of so many bytes.
+// The type of arguments of this size in bytes.
 inline jit::Type argument_type(int arg_size) {
   return arg_size == 1 ? kUint8Type : arg_size == 2 ? kUint16Type : kUint32Type;
 }
@@ -35,7 +35,7 @@ inline jit::Expression shared_scatter_grad_expression(Storage storage, bool wide
           {type_of(storage), index_type(wide_index), cluster}};
 }
 
-// The kernel that reads the gradients of a plan, beside those that prepare and merge.
+// The kernel of a plan that reads the gradients. Other kernels prepare its input and merge its results.
 inline jit::Expression expression_of(const GradientProblem& p, const GradientPlan& plan) {
   switch (plan.engine) {
     case GradientEngine::gather: return gather_grad_expression(p.storage, p.arg_bytes, p.shares);

@@ -1,28 +1,28 @@
-// Elementwise minimum or maximum over the in-neighbors, with its argument (args.h). common/fold.cuh describes how work
-// is divided. Storage: float, half, bfloat16, double, each compared without conversion.
+// Elementwise minimum or maximum over the in-neighbors, with its argument (args.h). common/segment_reduce.cuh describes
+// how work is divided. Storage: float, half, bfloat16, double, each compared without conversion.
 #pragma once
 
-#include "../../common/fold.cuh"
+#include "../../common/segment_reduce.cuh"
 #include "args.h"
 #include "best.cuh"
 
 namespace edgeless::cuda::reduction {
 
 template <class S, class I, bool kShares, bool kMax>
-struct BestFold {
+struct BestReducer {
   using A = Arithmetic<S>;
   static constexpr int kPer = kNumbers<S, 4>;
   static constexpr int kBatch = 4;  // eight would cost more occupancy than the additional loads in flight gain
   static constexpr bool kCheapEnd = false;
   static constexpr bool kSources = Best<S, I, kShares, kMax>::kSources;
-  struct Piece {
+  struct Segment {
     A best[kPer];
     int at[kPer];  // positions within the row
     int count[kShares ? kPer : 1];
     I source[kSources ? kPer : 1];
     bool several[kSources ? kPer : 1];  // several sources tie
   };
-  static_assert(sizeof(Piece) == best_piece_bytes(sizeof(S), sizeof(I) == 8, kShares));
+  static_assert(sizeof(Segment) == best_segment_bytes(sizeof(S), sizeof(I) == 8, kShares));
 
   const ReduceArgs& args;
   const char* base;
@@ -33,7 +33,7 @@ struct BestFold {
   Best<S, I, kShares, kMax> state;
   I offset;  // offset of the segment within its row
 
-  __device__ BestFold(const ReduceArgs& args, int vector) : args(args), vector(vector) {
+  __device__ BestReducer(const ReduceArgs& args, int vector) : args(args), vector(vector) {
     inside = vector < args.vectors;
     base = args.x.base + (inside ? vector : 0) * 16;
   }
@@ -57,7 +57,7 @@ struct BestFold {
     state.init();
   }
 
-  __device__ __forceinline__ Piece piece(I first, I last) const {
+  __device__ __forceinline__ Segment segment(I first, I last) const {
     A best[kPer];
     int at[kPer], count[kPer];
     state.unpack(best, at, count);
@@ -65,7 +65,7 @@ struct BestFold {
 #pragma unroll
     for (int k = 0; k < kPer; ++k) nan |= best[k] != best[k];
     if (nan) find_nans(first, last, best, at);
-    Piece p;
+    Segment p;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       p.best[k] = best[k], p.at[k] = at[k] + static_cast<int>(offset);
@@ -88,18 +88,19 @@ struct BestFold {
     }
   }
 
-  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const {
+  __device__ __forceinline__ void merge(Segment& segment, const Segment& later) const {
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      const A x = later.best[k], best = piece.best[k];
+      const A x = later.best[k], best = segment.best[k];
       const bool wins = best == best && (is_better<kMax>(x, best) || x != x);
-      if constexpr (kShares) piece.count[k] = wins ? later.count[k] : piece.count[k] + (x == best ? later.count[k] : 0);
+      if constexpr (kShares)
+        segment.count[k] = wins ? later.count[k] : segment.count[k] + (x == best ? later.count[k] : 0);
       if constexpr (kSources) {
-        if (x == best) piece.several[k] |= later.several[k] || piece.source[k] != later.source[k];
-        if (wins) piece.several[k] = later.several[k], piece.source[k] = later.source[k];
+        if (x == best) segment.several[k] |= later.several[k] || segment.source[k] != later.source[k];
+        if (wins) segment.several[k] = later.several[k], segment.source[k] = later.source[k];
       }
-      piece.best[k] = wins ? x : best;
-      piece.at[k] = wins ? later.at[k] : piece.at[k];
+      segment.best[k] = wins ? x : best;
+      segment.at[k] = wins ? later.at[k] : segment.at[k];
     }
   }
 
@@ -141,19 +142,19 @@ struct BestFold {
     }
   }
 
-  __device__ __forceinline__ void store(int64_t row, const Piece& piece) const {
+  __device__ __forceinline__ void store(int64_t row, const Segment& segment) const {
     A best[kPer];
     int codes[kPer];
     bool tied = false;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      best[k] = piece.best[k];
-      codes[k] = piece.at[k];
+      best[k] = segment.best[k];
+      codes[k] = segment.at[k];
       if constexpr (kShares) {
         const bool zero = args.zero_shares && best[k] == A(0);
-        const int count = piece.count[k] + zero;
+        const int count = segment.count[k] + zero;
         bool several = true;
-        if constexpr (kSources) several = zero || piece.several[k];
+        if constexpr (kSources) several = zero || segment.several[k];
         if ((count > 1 && several) || best[k] != best[k]) {
           codes[k] = static_cast<int>(1u << (8 * args.arg_size - 1)) | (count > 1 ? count - 1 : 0);
           tied |= vector * kPer + k < args.width;
@@ -172,24 +173,25 @@ struct BestFold {
     write(row, fill, none);
   }
 
-  __device__ __forceinline__ Piece* place(int64_t slot) const {
-    return reinterpret_cast<Piece*>(args.carry) + slot * args.vectors + vector;
+  __device__ __forceinline__ Segment* place(int64_t slot) const {
+    return reinterpret_cast<Segment*>(args.carry) + slot * args.vectors + vector;
   }
-  __device__ __forceinline__ void keep(int64_t slot, const Piece& piece) const {
-    if (inside) *place(slot) = piece;
+  __device__ __forceinline__ void keep(int64_t slot, const Segment& segment) const {
+    if (inside) *place(slot) = segment;
   }
-  __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
+  __device__ __forceinline__ Segment kept(int64_t slot) const { return *place(slot); }
 };
 
 template <class S, class I, bool kShares, bool kMax>
-__global__ void __launch_bounds__(kFoldThreads, sizeof(I) == 8 ? 4
-                                                : kShares ? 5
-                                                          : 6) reduce_kernel(const __grid_constant__ ReduceArgs args) {
-  using Fold = BestFold<S, I, kShares, kMax>;
-  const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
+__global__ void __launch_bounds__(kReduceThreads, sizeof(I) == 8 ? 4
+                                                  : kShares      ? 5
+                                                                 : 6)
+    reduce_kernel(const __grid_constant__ ReduceArgs args) {
+  using Reducer = BestReducer<S, I, kShares, kMax>;
+  const int lane = threadIdx.x & ((1 << args.plan.sub_warp_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
-  Fold fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
-  fold_rows<Fold::kBatch, I>(args.graph, args.plan, fold);
+  Reducer reducer(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
+  reduce_segments<Reducer::kBatch, I>(args.graph, args.plan, reducer);
 }
 
 }  // namespace edgeless::cuda::reduction

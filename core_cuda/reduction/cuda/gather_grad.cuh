@@ -1,26 +1,26 @@
 // The gradient of a minimum or maximum, gathered: grad_x[j] is the sum over the out-edges (j, i) of the elements of i's
-// gradient that belong to that edge. This is a segment reduction over the CSC (common/fold.cuh), whose rows are nodes
-// j.
+// gradient that belong to that edge. This is a segment reduction over the CSC (common/segment_reduce.cuh), whose rows
+// are nodes j.
 //
-// An edge reads i's gradient and arguments, and takes the elements whose argument is its position in i's row. Reading
+// An edge reads i's gradient and arguments, and adds the elements whose argument is its position in i's row. Reading
 // the gradient only where an argument matches was slower: the latency of the dependent load costs more than the bytes.
-// Tied elements name no edge, so there x[j] is compared with the extremum. Storage: float, half, bfloat16, with sums in
-// float.
+// Tied elements name no edge; for these, x[j] is compared with the extremum. Storage: float, half, bfloat16, with sums
+// in float.
 #pragma once
 
-#include "../../common/fold.cuh"
+#include "../../common/segment_reduce.cuh"
 #include "args.h"
 
 namespace edgeless::cuda::reduction {
 
 template <class S, class Arg, bool kShares, int kBatch>
-struct GatherGradFold {
+struct GatherGradReducer {
   using I = int32_t;
   static constexpr int kPer = kNumbers<S, 4>, kArgWords = kPer * sizeof(Arg) / 4, kInWord = 4 / sizeof(Arg);
   static constexpr uint32_t kShared = 1u << (8 * sizeof(Arg) - 1);
   static constexpr uint32_t kSharedInWord = sizeof(Arg) == 1 ? 0x80808080u : sizeof(Arg) == 2 ? 0x80008000u : kShared;
   static constexpr bool kCheapEnd = false;
-  using Piece = Sums<float, kPer>;
+  using Segment = Sums<float, kPer>;
 
   const GatherArgs& args;
   int vector;
@@ -31,13 +31,13 @@ struct GatherGradFold {
   Words<4> best[kShares ? kBatch : 1];  // the extrema of i, for tied elements
   float mine[kShares ? kPer : 1];       // x[j]
   I own_position;
-  Piece total;
+  Segment total;
 
-  __device__ GatherGradFold(const GatherArgs& args, int vector) : args(args), vector(vector) {
+  __device__ GatherGradReducer(const GatherArgs& args, int vector) : args(args), vector(vector) {
     inside = vector < args.vectors;
   }
 
-  __device__ __forceinline__ const Words<4>* words_of(const FoldRows& rows, I row) const {
+  __device__ __forceinline__ const Words<4>* words_of(const ReduceRows& rows, I row) const {
     return reinterpret_cast<const Words<4>*>(
         row_address(rows.base + (inside ? vector : 0) * int64_t(kPer * sizeof(S)), row, rows.row));
   }
@@ -71,7 +71,7 @@ struct GatherGradFold {
   __device__ __forceinline__ void choose(int b) {
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      position[u] = static_cast<uint32_t>(__shfl_sync(0xffffffffu, own_position, b + u, 1 << args.plan.team_log2));
+      position[u] = static_cast<uint32_t>(__shfl_sync(0xffffffffu, own_position, b + u, 1 << args.plan.sub_warp_log2));
     }
     if constexpr (kShares) {  // the extrema of all edges are in flight before the first is used
 #pragma unroll
@@ -115,23 +115,23 @@ struct GatherGradFold {
     }
   }
 
-  __device__ __forceinline__ Piece piece(I, I) const { return total; }
-  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const { piece.add(later); }
+  __device__ __forceinline__ Segment segment(I, I) const { return total; }
+  __device__ __forceinline__ void merge(Segment& segment, const Segment& later) const { segment.add(later); }
 
-  __device__ __forceinline__ void store(int64_t row, const Piece& piece) const {
+  __device__ __forceinline__ void store(int64_t row, const Segment& segment) const {
     if (inside)
-      store_words_once(static_cast<S*>(args.grad_x) + row * args.width + vector * kPer, pack_words<S, 4>(piece.sum));
+      store_words_once(static_cast<S*>(args.grad_x) + row * args.width + vector * kPer, pack_words<S, 4>(segment.sum));
   }
 
-  __device__ __forceinline__ void store_empty(int64_t row) const { store(row, Piece{}); }
+  __device__ __forceinline__ void store_empty(int64_t row) const { store(row, Segment{}); }
 
-  __device__ __forceinline__ Piece* place(int64_t slot) const {
-    return reinterpret_cast<Piece*>(args.carry) + slot * args.vectors + vector;
+  __device__ __forceinline__ Segment* place(int64_t slot) const {
+    return reinterpret_cast<Segment*>(args.carry) + slot * args.vectors + vector;
   }
-  __device__ __forceinline__ void keep(int64_t slot, const Piece& piece) const {
-    if (inside) *place(slot) = piece;
+  __device__ __forceinline__ void keep(int64_t slot, const Segment& segment) const {
+    if (inside) *place(slot) = segment;
   }
-  __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
+  __device__ __forceinline__ Segment kept(int64_t slot) const { return *place(slot); }
 };
 
 // Target occupancy in blocks per SM, for __launch_bounds__.
@@ -142,13 +142,13 @@ constexpr int gather_grad_blocks(bool shares) {
 }
 
 template <class S, class Arg, bool kShares>
-__global__ void __launch_bounds__(kFoldThreads, gather_grad_blocks<S, Arg>(kShares))
+__global__ void __launch_bounds__(kReduceThreads, gather_grad_blocks<S, Arg>(kShares))
     gather_grad_kernel(const __grid_constant__ GatherArgs args) {
-  const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
+  const int lane = threadIdx.x & ((1 << args.plan.sub_warp_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
-  GatherGradFold<S, Arg, kShares, kGatherBatch> fold(args,
-                                                     lane < args.plan.slice_vectors ? first + lane : args.vectors);
-  fold_rows<kGatherBatch, int32_t>(args.graph, args.plan, fold);
+  GatherGradReducer<S, Arg, kShares, kGatherBatch> reducer(
+      args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
+  reduce_segments<kGatherBatch, int32_t>(args.graph, args.plan, reducer);
 }
 
 }  // namespace edgeless::cuda::reduction

@@ -10,7 +10,7 @@ namespace {
 
 constexpr jit::Type kGatherArgs{"edgeless::cuda::reduction::GatherArgs"};
 
-jit::Shape fold_shape(const FoldPlan& plan) { return {{plan.part.num_ranges, plan.slices}, kFoldThreads}; }
+jit::Shape reduce_shape(const ReducePlan& plan) { return {{plan.part.num_ranges, plan.slices}, kReduceThreads}; }
 
 int64_t scatter_blocks(int64_t threads) { return (threads + kScatterThreads - 1) / kScatterThreads; }
 
@@ -23,31 +23,32 @@ void send(Storage storage, bool wide_index, bool rest, const ScatterArgs& args, 
   if (!args.shares) return;
   const jit::Expression share(kScatterHeader, "reduction::share_kernel",
                               {type_of(storage), index_type(wide_index), rest});
-  const int columns = 16 / size_of(storage) << args.plan.team_log2;  // of a sub-warp
-  jit::launch(queue, share, {{args.plan.part.num_ranges, (args.columns + columns - 1) / columns}, kFoldThreads}, args);
+  const int columns = 16 / size_of(storage) << args.plan.sub_warp_log2;  // of a sub-warp
+  jit::launch(queue, share, {{args.plan.part.num_ranges, (args.columns + columns - 1) / columns}, kReduceThreads},
+              args);
 }
 
 }  // namespace
 
 void run_reduce(Storage storage, bool wide_index, bool shares, const ReduceArgs& args, const jit::Queue& queue) {
   const jit::Expression kernel = reduce_expression(storage, wide_index, shares, args.is_max);
-  jit::launch(queue, kernel, fold_shape(args.plan), args);
+  jit::launch(queue, kernel, reduce_shape(args.plan), args);
   const jit::Type stored = type_of(storage), index = index_type(wide_index);
-  merge_fold(queue, kExtremumHeader, {"reduction::BestFold", {stored, index, shares, args.is_max}}, wide_index,
-             {"edgeless::cuda::reduction::ReduceArgs"}, args);
+  merge_reduced(queue, kExtremumHeader, {"reduction::BestReducer", {stored, index, shares, args.is_max}}, wide_index,
+                {"edgeless::cuda::reduction::ReduceArgs"}, args);
 }
 
 void edge_positions(const CompressedGraph& graph, const Partition& part, int32_t* positions, const jit::Queue& queue) {
   const jit::Expression kernel("reduction/cuda/positions.cuh", "reduction::positions_kernel");
-  jit::launch(queue, kernel, {part.num_ranges, kFoldThreads}, graph, part, positions);
+  jit::launch(queue, kernel, {part.num_ranges, kReduceThreads}, graph, part, positions);
 }
 
 void gather_grad(Storage storage, bool shares, const GatherArgs& args, const jit::Queue& queue) {
   const jit::Expression kernel = gather_grad_expression(storage, args.arg_size, shares);
-  jit::launch(queue, kernel, fold_shape(args.plan), args);
+  jit::launch(queue, kernel, reduce_shape(args.plan), args);
   const jit::Type stored = type_of(storage), argument = argument_type(args.arg_size);
-  merge_fold(queue, kGatherHeader, {"reduction::GatherGradFold", {stored, argument, shares, kGatherBatch}}, false,
-             kGatherArgs, args);
+  merge_reduced(queue, kGatherHeader, {"reduction::GatherGradReducer", {stored, argument, shares, kGatherBatch}}, false,
+                kGatherArgs, args);
 }
 
 void measure(Storage storage, const ScatterArgs& args, const jit::Queue& queue) {

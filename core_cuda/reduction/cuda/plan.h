@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "../../common/fold.h"
+#include "../../common/segment_reduce.h"
 #include "args.h"
 
 namespace edgeless::cuda::reduction {

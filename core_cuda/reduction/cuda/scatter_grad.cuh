@@ -9,7 +9,7 @@
 // infinity or NaN in any order.
 #pragma once
 
-#include "../../common/fold.cuh"
+#include "../../common/segment_reduce.cuh"
 #include "args.h"
 
 namespace edgeless::cuda::reduction {
@@ -159,19 +159,19 @@ __global__ void __launch_bounds__(kScatterThreads) send_kernel(const __grid_cons
 
 // Scatters tied elements, whose rows are read again. Sub-warps have equal quotas of the edges.
 template <class S, class I, bool kRest>
-__global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_constant__ ScatterArgs args) {
+__global__ void __launch_bounds__(kReduceThreads) share_kernel(const __grid_constant__ ScatterArgs args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kNumbers<S, 4>, kBatch = 4;
   if ((kRest && nothing_left<S>(args)) || nothing_shared<S>(args)) return;
-  __shared__ FoldShares<I> s;
-  __shared__ A parts[kPer][kFoldThreads];
+  __shared__ ReduceShares<I> s;
+  __shared__ A parts[kPer][kReduceThreads];
   const I* indptr = static_cast<const I*>(args.graph.indptr);
   const I* indices = static_cast<const I*>(args.graph.indices);
-  const int width = 1 << args.plan.team_log2, lane = threadIdx.x & (width - 1),
-            team = threadIdx.x >> args.plan.team_log2;
+  const int width = 1 << args.plan.sub_warp_log2, lane = threadIdx.x & (width - 1),
+            sub_warp = threadIdx.x >> args.plan.sub_warp_log2;
   const unsigned mask = width == 32 ? 0xffffffffu : ((1u << width) - 1) << (threadIdx.x & 31 & ~(width - 1));
-  divide_range(args.graph, args.plan.part, Chains{kFoldThreads >> args.plan.team_log2}, s);
-  const Cut<I> from = s.cuts[team], to = s.cuts[team + 1];
+  divide_range(args.graph, args.plan.part, Workers{kReduceThreads >> args.plan.sub_warp_log2}, s);
+  const Cut<I> from = s.cuts[sub_warp], to = s.cuts[sub_warp + 1];
   const int column =
       (static_cast<int>(blockIdx.y) * width + lane) * kPer;  // the lane's first column of the feature tile
   const bool inside = column < args.columns;
@@ -202,20 +202,20 @@ __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_consta
     }
     if (!__any_sync(mask, any)) continue;
     I ahead[kBatch];
-    const auto ask = [&](I edge) {
+    const auto prefetch = [&](I edge) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
         ahead[u] = __ldg(indices + min(static_cast<I>(edge + u), static_cast<I>(row_end - 1)));
       }
     };
-    ask(begin);
+    prefetch(begin);
     for (I edge = begin; edge < row_end; edge += kBatch) {
       Words<4> raw[kBatch];
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
         raw[u] = load_shared_words(reinterpret_cast<const Words<4>*>(row_address(base, ahead[u], args.x.row)));
       }
-      ask(min(static_cast<I>(row_end - edge), static_cast<I>(kBatch)) + edge);
+      prefetch(min(static_cast<I>(row_end - edge), static_cast<I>(kBatch)) + edge);
       uint32_t found = 0;  // bit u * kPer + k
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_consta
   }
 }
 
-// Converts the sums of a feature tile into the gradient, and zeroes them where another tile follows. A thread has four
+// Converts the sums of a feature tile into the gradient, and zeroes them if another tile follows. A thread has four
 // columns (a tile has eight or more), with all loads in flight together.
 template <class S>
 __global__ void __launch_bounds__(kScatterThreads) finish_kernel(const __grid_constant__ ScatterArgs args) {

@@ -1,4 +1,4 @@
-// Arguments of the CPU kernels for typed GEMM. A is the type of all arithmetic.
+// Arguments of the CPU kernels for typed GEMM. A is the opmath type.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace edgeless::cpu {
 
-// Rows that are multiplied at a time: they fit in L2, and are whole tiles of 6.
+// Rows per block of rows: a block fits in L2, and is whole tiles of 6.
 constexpr int64_t kTypedRows = 96;
 
 // Consecutive entries of one type.
@@ -17,7 +17,7 @@ struct TypedRun {
 };
 
 // Entries are sorted by type. Entry i belongs to node rows[i], or to node i if `rows` is null. An entry may also be a
-// segment ("piece"), some edges of one node and one type: row i of sum.graph.
+// segment, some edges of one node and one type: row i of sum.graph.
 template <class A>
 struct TypedArgs {
   const void* rows;  // [entries] int32, or int64 where `wide`
@@ -30,9 +30,9 @@ struct TypedArgs {
 
   // The weight of a type is block-diagonal: `blocks` matrices of [in / blocks, out / blocks].
   int64_t in, out, blocks;
-  const A* weight;                    // matrix b of type t lies at t * weight_type + b * weight_block,
-  int64_t weight_type, weight_block;  // as Tiles::pack() leaves it or,
-  int64_t weight_step;                // if this is not 0, unpacked rows of whole vectors, so far apart
+  const A* weight;  // matrix b of type t begins at t * weight_type + b * weight_block
+  int64_t weight_type, weight_block;
+  int64_t weight_step;  // elements from row to row, which are whole vectors; 0: packed by Tiles::pack()
 
   const A* bias;   // product: [types, out], null: none
   OutRows result;  // product: [nodes, out], row rows[i] is entry i's

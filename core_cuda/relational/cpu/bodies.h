@@ -1,4 +1,4 @@
-// Every instruction set compiles these, in this order (each uses what stands before it).
+// Headers that every instruction set compiles. Each uses those before it.
 // clang-format off
 #include "../../common/cpu/vec.h"
 #include "../../common/cpu/rows.h"

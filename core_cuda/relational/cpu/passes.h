@@ -97,8 +97,8 @@ struct TypedPasses {
     return row_in_place(a.sum.x, first);
   }
 
-  // Where rows are read in place, and where their products are written in place. null: they pass through a block, which
-  // has room for whole tiles.
+  // Pointers to rows that are read in place, and to their products if these are written in place. null: they go through
+  // a block, which has room for whole tiles.
   struct Places {
     const A* from;
     A* to;
@@ -152,7 +152,7 @@ struct TypedPasses {
 
   // Returns whether every row of a part has one segment, and these are in the order of the rows, as they are if every
   // row of the result is a unique (node, relation).
-  static bool one_piece_each(const TypedArgs<A>& a, const int64_t* begins, const int64_t* ends) {
+  static bool one_segment_each(const TypedArgs<A>& a, const int64_t* begins, const int64_t* ends) {
     if (begins[1] || ends[1]) return false;
     int64_t row = begins[0];
     for (int64_t type = 0; type < a.types; ++type) {
@@ -168,7 +168,7 @@ struct TypedPasses {
     const int64_t in = block_stride(a.in), out = block_stride(a.out);
     const int64_t *begins = a.parts + part * (2 + a.types), *ends = begins + 2 + a.types;
     const int64_t first = begins[1] ? begins[0] : -1, last = ends[1] ? ends[0] : -1;
-    const bool once = one_piece_each(a, begins, ends);
+    const bool once = one_segment_each(a, begins, ends);
     A* carry = a.carry + part * 2 * a.out;
     if (!once) __builtin_memset(a.totals + begins[0] * a.out, 0, (ends[0] - begins[0]) * a.out * sizeof(A));
     for (int64_t type = 0; type < a.types; ++type) {
@@ -230,7 +230,7 @@ struct TypedPasses {
       for (int64_t r = 0; r < n; ++r) {
         const int64_t last = g.row_begin(i + r + 1);
         for (int64_t edge = g.row_begin(i + r); edge < last; ++edge) {
-          Sums::ask_row(a.sum, edge);
+          Sums::prefetch_row(a.sum, edge);
           const A* row = row_of(a.sum.x, g.index(edge), 1, a.out, a.out, room.row);
           a.products[g.edge_id(edge)] = Sums::dot(room.right + r * out, row, 0, a.out);
         }

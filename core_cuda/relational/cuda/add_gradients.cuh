@@ -1,21 +1,21 @@
-// The gradients of typed weights, of a root weight and of a bias from the partial sums that the thread blocks of
-// piece_gradients and own_gradients left: weights [types, size] from partial [chunks, size], where a type has one chunk
-// for every args.share of its tiles, and root [own_width] and bias [own_size - own_width] from own_partial
+// Computes the gradients of typed weights, of a root weight and of a bias from the partial sums that the thread blocks
+// of segment_gradients and own_gradients stored: weights [types, size] from partial [chunks, size], where a type has
+// one chunk for every args.share of its tiles, and root [own_width] and bias [own_size - own_width] from own_partial
 // [own_chunks, own_size].
 //
-// A thread sums four neighbouring numbers of a weight. Where a device would have idle threads, several threads share
-// the chunks of these numbers and add their sums in shared memory. Both orders depend on the offsets and sizes alone,
-// so that the gradients are bitwise the same in every run.
+// A thread sums four adjacent elements of a weight. Where threads would otherwise be idle, several threads divide the
+// chunks of these elements among themselves and add their sums in shared memory. Both orders of summation depend on
+// offsets and sizes alone, so every run gives the same bits.
 #pragma once
 
 #include "../../common/vec.cuh"
 #include "entries.cuh"
 #include "geometry.h"
-#include "piece_tiles.h"
+#include "segment_tiles.h"
 
 namespace edgeless::cuda::relational::add_gradients {
 
-constexpr int kBatch = 4;  // chunks that a thread asks for at once
+constexpr int kBatch = 4;  // chunks that a thread loads before it adds them
 
 template <class S>
 __device__ __forceinline__ void store(void* to, int64_t at, bool wide, float x) {
@@ -26,8 +26,8 @@ __device__ __forceinline__ void store(void* to, int64_t at, bool wide, float x) 
   }
 }
 
-// A thread block has 4 kThreads / sides numbers of one type: first those of all types, then what is summed over all
-// rows.
+// A thread block computes 4 kThreads / sides elements of one type's weight. The blocks behind those of the types
+// compute root and bias.
 template <class S>
 __global__ void __launch_bounds__(kThreads)
     add_gradients_kernel(const __grid_constant__ AddGradientsArgs args, int of_type, int64_t of_types, int type_sides) {

@@ -3,8 +3,8 @@
 // each chunk of entries of one type; add_chunks_kernel adds the partial products of a type. ProductArgs and OuterArgs
 // (kernels.h) have the shapes.
 //
-// A thread block of 32 by 8 threads computes a tile of 32 by 32 numbers and moves both operands through shared memory,
-// 32 of their common dimension at a time.
+// A thread block of 32 by 8 threads computes a tile of 32 by 32 elements and stages both operands in shared memory, 32
+// indices of their common dimension at a time.
 #pragma once
 
 #include "../../common/vec.cuh"
@@ -13,10 +13,10 @@
 
 namespace edgeless::cuda::relational::any_product {
 
-constexpr int kPer = kTile / kDown;  // rows of a thread
+constexpr int kPer = kTile / kDown;  // rows of the tile that a thread computes
 
-// sum[i] += the product of row threadIdx.y + 8 i and column threadIdx.x of a tile; a(row, k) and b(k, column) are 0
-// outside. Whole block.
+// sum[i] += the product of row threadIdx.y + 8 i and column threadIdx.x of a tile. left(row, k) and right(k, column)
+// return 0 outside the matrices. To be called by the whole block.
 template <class A, class Left, class Right>
 __device__ __forceinline__ void multiply(int64_t depth, Left&& left, Right&& right, A (&sum)[kPer]) {
   __shared__ A lefts[kTile][kTile + 1], rights[kTile][kTile + 1];
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kTile* kDown) outer_kernel(const __grid_consta
   }
 }
 
-// The chunks of every type's outer products, added in their order.
+// Adds the chunks of every type's outer products in ascending order.
 template <class S>
 __global__ void __launch_bounds__(kAddThreads) add_chunks_kernel(const __grid_constant__ OuterArgs args) {
   using A = Arithmetic<S>;

@@ -1,4 +1,4 @@
-// Which entries a block works on.
+// Finds the entries that a thread block processes, and their rows.
 #pragma once
 
 #undef NDEBUG
@@ -18,13 +18,13 @@ __device__ __forceinline__ int64_t row_of(const EntryRows& x, const Entries& ent
   return x.rows ? id_at(x.rows, entries.wide, i) : i;
 }
 
-// Where block number `block` of `blocks` of `width` numbers begins in a row.
+// Index in a row at which block number `block` of `blocks` begins; blocks have `width` elements.
 __device__ __forceinline__ int64_t begin_of_block(const EntryRows& x, int block, int blocks, int width) {
   return static_cast<int64_t>(block) * width + (2 * block >= blocks ? x.gap : 0);
 }
 
-// An id on its way from memory. Its words stay as they are read until it is taken: to extend the sign of one, say, is
-// to wait for it there and then, and so is to read words of either kind into the same register.
+// An id whose load is in flight. get() is the first use of the loaded words: sign extension would wait for the load
+// right away, and so would loading int32 and int64 ids into the same register.
 struct IdInFlight {
   uint32_t low = 0, high = 0;
 
@@ -39,12 +39,13 @@ struct IdInFlight {
   __device__ __forceinline__ int64_t get() const { return static_cast<int64_t>(high) << 32 | low; }
 };
 
-// Asks for the row of entry i.
+// Prefetches the row of entry i.
 __device__ __forceinline__ IdInFlight id_in_flight(const EntryRows& x, const Entries& entries, int64_t i) {
   return x.rows ? IdInFlight(x.rows, entries.wide, i) : IdInFlight(i);
 }
 
-// Stops the device where a user's offsets do not fit the entries: the host does not wait to know them. First block.
+// Asserts on the device that a caller's offsets match the entries, since the host would have to synchronize to read
+// them. Only the first block checks.
 __device__ __forceinline__ void check_offsets(const Entries& entries) {
   if (!entries.given || blockIdx.x + blockIdx.y + blockIdx.z > 0) return;
   const auto offset = [&](int t) { return id_at(entries.offsets, entries.wide, t); };
@@ -63,10 +64,11 @@ struct Range {
   int64_t begin, end;
 };
 
-// Tile number `tile` where every type is cut into tiles of `size` entries. Type t is given
-// offsets[t + 1] / size - offsets[t] / size + 1 tiles, which are enough for it and begin at offsets[t] / size + t: so
-// where a tile belongs is found from the offsets alone. No offset, whatever it holds, leads outside of the entries.
-// Whole warps: a block has nothing to do until it knows its entries, and 32 lanes look in a third of the turns.
+// The entries of tile `tile`, where the entries of every type are divided into tiles of `size`. Type t gets
+// offsets[t + 1] / size - offsets[t] / size + 1 tiles, which always suffice, and its first tile is
+// offsets[t] / size + t, so the type of a tile follows from the offsets alone. The range is inside the entries whatever
+// the offsets hold. To be called by whole warps: a block cannot begin before it has its range, and a search with 32
+// probes per step takes a third of the steps.
 __device__ __forceinline__ Range range_of_tile(const Entries& entries, int64_t tile, int size) {
   const auto offset = [ids = entries.offsets, wide = entries.wide](int64_t t) { return id_at(ids, wide, t); };
   const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
@@ -78,8 +80,8 @@ __device__ __forceinline__ Range range_of_tile(const Entries& entries, int64_t t
   return {type, max(begin, int64_t(0)), min(begin + size, end)};
 }
 
-// That of the block, which one warp looks for: where all do, kernels of floats that are short of registers spill.
-// Whole block.
+// The entries of tile blockIdx.x. One warp searches for the block: if all did, float kernels that are short of
+// registers would spill. To be called by the whole block.
 __device__ __forceinline__ Range range_of_block(const Entries& entries, int size) {
   __shared__ Range found;
   if (threadIdx.x < 32) {

@@ -7,25 +7,25 @@
 #include "../../common/kernel_types.h"
 #include "../../common/thresholds.h"
 #include "geometry.h"
-#include "piece_tiles.h"
+#include "segment_tiles.h"
 
 namespace edgeless::cuda::relational {
 
-// The shape of the tiles that a kernel is compiled for: the widest rows, and columns of a warp's part.
+// Tile shape that a kernel is compiled for: the maximum width of rows, and the columns that a warp computes.
 struct TileShape {
   int width, columns;
 
   constexpr int threads() const { return tile_threads(width, columns); }
 };
 
-// few: twice as many warps, of rows of up to 64 numbers.
+// few: there are few blocks, so tiles of width 64 have twice as many warps.
 constexpr TileShape tile_shape(Storage storage, int widest, bool few) {
   if (storage == Storage::f32 && widest <= 32) return {32, kWarpColumns<32>};
   if (widest <= 64) return {64, few ? kFewColumns : kWarpColumns<64>};
   return {128, kWarpColumns<128>};
 }
 
-// The same for the sums of rows.
+// The tile shape of row_sums_kernel.
 constexpr TileShape row_tile_shape(Storage storage, int widest, bool few) {
   const bool floats = storage == Storage::f32;
   TileShape tile = tile_shape(storage, widest, !floats && few);
@@ -33,31 +33,32 @@ constexpr TileShape row_tile_shape(Storage storage, int widest, bool few) {
   return tile;
 }
 
-// Whether row sums split their matrix for the tensor cores once. little: the variant with less shared memory.
+// Template argument kTwice of row_sums_kernel: root is split into TF32 parts once per block and not for every tile.
+// False only for float tiles of width 64 in the variant with less shared memory (`little`).
 constexpr bool splits_root_once(Storage storage, const TileShape& tile, bool little) {
   return storage != Storage::f32 || tile.width != 64 || !little;
 }
 
 // The fused kernels ---------------------------------------------------------------------------------------------------
 
-inline jit::Expression piece_products_expression(Storage storage, const TileShape& tile) {
-  return {"relational/cuda/piece_products.cuh",
-          "relational::piece_products_kernel",
+inline jit::Expression segment_products_expression(Storage storage, const TileShape& tile) {
+  return {"relational/cuda/segment_products.cuh",
+          "relational::segment_products_kernel",
           {type_of(storage), tile.width, tile.columns}};
 }
 
-inline constexpr const char* kShortPiecesHeader = "relational/cuda/short_pieces.cuh";
+inline constexpr const char* kShortSegmentsHeader = "relational/cuda/short_segments.cuh";
 
 constexpr int short_width(int in, int out) { return in <= 32 && out <= 32 ? 32 : 64; }
 
 inline jit::Expression short_products_expression(int in, int out, Weights weights) {
   const int width = short_width(in, out);
-  return {kShortPiecesHeader, "relational::short_products_kernel", {width, weights, in == width}};
+  return {kShortSegmentsHeader, "relational::short_products_kernel", {width, weights, in == width}};
 }
 
-inline jit::Expression piece_gradients_expression(Storage storage, const TileShape& tile) {
-  return {"relational/cuda/piece_gradients.cuh",
-          "relational::piece_gradients_kernel",
+inline jit::Expression segment_gradients_expression(Storage storage, const TileShape& tile) {
+  return {"relational/cuda/segment_gradients.cuh",
+          "relational::segment_gradients_kernel",
           {type_of(storage), tile.width, tile.columns}};
 }
 
@@ -67,7 +68,7 @@ inline jit::Expression short_gradients_expression(int out, Weights weights) {
   return {kShortGradientsHeader, "relational::short_gradients_kernel", {weights, out == kMostShortWidth}};
 }
 
-// twice: root is split for the tensor cores as a whole; see RowSumsLayout.
+// twice: see splits_root_once.
 inline jit::Expression row_sums_expression(Storage storage, const TileShape& tile, bool transposed, bool twice) {
   return {"relational/cuda/row_sums.cuh",
           "relational::row_sums_kernel",
@@ -102,12 +103,11 @@ inline jit::Expression any_outer_expression(Storage storage) {
   return {kAnyProductHeader, "relational::any_product::outer_kernel", {type_of(storage)}};
 }
 
-// Skip connections
-// -----------------------------------------------------------------------------------------------------
+// Skip connections ----------------------------------------------------------------------------------------------------
 
 inline constexpr const char* kTypedRowsHeader = "relational/cuda/typed_rows.cuh";
 
-// Numbers that a lane reads at a time: a vector of 16 bytes where rows are whole and aligned, else one.
+// Elements that a lane loads at once: a 16-byte vector if rows are aligned and consist of whole vectors, else one.
 constexpr int typed_rows_vector(Storage storage, int width, bool aligned) {
   const int size = 16 / size_of(storage);
   return aligned && width % size == 0 ? size : 1;
@@ -117,7 +117,7 @@ inline jit::Expression blend_expression(Storage storage, int vector) {
   return {kTypedRowsHeader, "relational::typed_rows::blend_kernel", {type_of(storage), vector}};
 }
 
-// Sums of rows by type; blends: with the gradients of a skip connection.
+// Sums of rows by type. blends: the kernel also computes the gradients of a skip connection.
 inline jit::Expression typed_sums_expression(Storage storage, int vector, bool blends) {
   return {kTypedRowsHeader, "relational::typed_rows::partial_sums_kernel", {type_of(storage), vector, blends}};
 }

@@ -1,10 +1,10 @@
 // Partial sums for hubs, the rows with very many neighbours: out[i] is the sum of the rows of the neighbours
-// [begins[i], ends[i]). The host cuts a hub's neighbours into segments of some hundreds, one for each thread block, and
-// row_sums then takes these partial sums for the hub's neighbours, so that no thread block has much more work than
-// others.
+// [begins[i], ends[i]). A hub's neighbours are divided into parts of up to kHubPart (../tiling.h), one per thread
+// block, and row_sums then sums the parts of a hub in place of its neighbours, so that no thread block has much more
+// work than others.
 //
-// The teams of a block take the rows of its segment in turn. Their sums are added in shared memory by a binary tree,
-// which is an order that depends on nothing but the number of teams.
+// The sub-warps of a block process the rows of its part round-robin. Their sums are added in shared memory by a binary
+// tree, whose order depends only on the number of sub-warps.
 #pragma once
 
 #include "tile_sums.cuh"
@@ -19,24 +19,24 @@ __global__ void __launch_bounds__(kFusedThreads) hub_sums_kernel(const __grid_co
   constexpr int kPer = kVec<S>, kBatch = kHubBatch<S>;
   __shared__ float4 shared[kFusedThreads * kPer / 4];
   const Neighbors& of = args.neighbors;
-  const int lane = threadIdx.x & ((1 << of.team_log2) - 1), team = threadIdx.x >> of.team_log2;
-  const int teams = kFusedThreads >> of.team_log2;
-  const int begin = args.begins[blockIdx.x] + team, end = args.ends[blockIdx.x];
+  const int lane = threadIdx.x & ((1 << of.sub_warp_log2) - 1), sub_warp = threadIdx.x >> of.sub_warp_log2;
+  const int sub_warps = kFusedThreads >> of.sub_warp_log2;
+  const int begin = args.begins[blockIdx.x] + sub_warp, end = args.ends[blockIdx.x];
   const char* base = of.rows + min(lane, of.vectors - 1) * 16;
   float sum[kPer] = {};
-  for (int first = begin; first < end; first += kBatch * teams) {
+  for (int first = begin; first < end; first += kBatch * sub_warps) {
     int rows[kBatch];
     Words<4> raw[kBatch];
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) rows[u] = first + u * teams < end ? of.indices[first + u * teams] : 0;
+    for (int u = 0; u < kBatch; ++u) rows[u] = first + u * sub_warps < end ? of.indices[first + u * sub_warps] : 0;
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      if (first + u * teams >= end) continue;
+      if (first + u * sub_warps >= end) continue;
       raw[u] = load_shared_words(reinterpret_cast<const Words<4>*>(row_address(base, rows[u], of.row_bytes)));
     }
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      if (first + u * teams >= end) continue;
+      if (first + u * sub_warps >= end) continue;
       float x[kPer];
       unpack_words<S, 4>(raw[u], x);
 #pragma unroll
@@ -44,18 +44,18 @@ __global__ void __launch_bounds__(kFusedThreads) hub_sums_kernel(const __grid_co
     }
   }
   float* mine = reinterpret_cast<float*>(shared) + threadIdx.x * kPer;
-  for (int half = teams; half > 0; half /= 2) {
-    if (half < teams && team < half) {
+  for (int half = sub_warps; half > 0; half /= 2) {
+    if (half < sub_warps && sub_warp < half) {
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) sum[k] += mine[(half << of.team_log2) * kPer + k];
+      for (int k = 0; k < kPer; ++k) sum[k] += mine[(half << of.sub_warp_log2) * kPer + k];
     }
-    if (team < half) {
+    if (sub_warp < half) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) mine[k] = sum[k];
     }
     __syncthreads();
   }
-  if (team > 0 || lane >= of.vectors) return;
+  if (sub_warp > 0 || lane >= of.vectors) return;
   reinterpret_cast<uint4*>(static_cast<char*>(args.out) + static_cast<int64_t>(blockIdx.x) * of.row_bytes)[lane] =
       pack(sum, S{});
 }

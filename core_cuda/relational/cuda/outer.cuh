@@ -1,11 +1,11 @@
-// Outer products on tensor cores: for every chunk of entries of one type, partial[chunk] = x^T y over the rows of x and
-// y that the entries name (OuterArgs in kernels.h has the shapes); add_chunks_kernel of any_product.cuh adds the chunks
-// of a type. The matrix instructions are those of dense linear maps (projection/cuda); the depth of the product are the
-// entries, whose rows are gathered into shared memory. Results for float32 are as exact as those of the scalar units.
+// Outer products on tensor cores: for every chunk of entries of one type, partial[chunk] = x^T y over the entries' rows
+// of x and y (OuterArgs in kernels.h has the shapes); add_chunks_kernel of any_product.cuh adds the chunks of a type.
+// The matrix instructions are those of dense linear maps (projection/cuda). The entries are the depth of the product,
+// and their rows are gathered into shared memory. Results for float32 are as exact as on CUDA cores.
 //
-// A thread block computes 64 by 64 numbers of a matrix. It does so little arithmetic for each byte that memory latency
-// is the limit, and so the number of bytes in flight: a block prefetches eight tiles of 32 entries, four of float32,
-// and the row ids of one more tile.
+// A thread block computes 64 by 64 elements of a matrix. It does so little arithmetic per byte that memory latency is
+// the limit, so it keeps many bytes in flight: its pipeline has eight stages of 32 entries, four for float32, and it
+// prefetches the row ids one tile further ahead.
 #pragma once
 
 #include <type_traits>
@@ -23,7 +23,7 @@ using Tiling = projection::SquareTiling;
 
 static_assert(kSize == Tiling::kRows && kThreads == Tiling::kThreads);
 
-// Two tiles of numbers S, and the sum of their products.
+// The accumulators of a block's matrix. add() adds the product of two tiles with elements S.
 template <class S>
 struct Outer {
   using T = uint16_t;
@@ -49,9 +49,10 @@ struct Outer<float> {
 
 static_assert(kTileNumbers == Outer<float>::Operand::kNumbers && kTileNumbers == Outer<__half>::Operand::kNumbers);
 
-// The rows of a range's entries, in tiles of 32 entries: 64 columns of x from the block's first row of the matrix on,
-// and of y from its first column on. A warp copies 8 rows of either. For each of these a lane asks for its id a tile
-// ahead, as to wait for an id and then for the row would leave memory idle, and tells the others where the row begins.
+// Copies the rows of a range's entries to shared memory in tiles of 32 entries: 64 columns of x from the block's first
+// row of the matrix on, and 64 columns of y from its first column on. A warp copies 8 rows of x and 8 of y. For each of
+// these rows one lane prefetches the id a tile ahead, because waiting for the id and then for the row would leave
+// memory idle, and broadcasts the row's address.
 template <class S>
 class GatheredTiles {
  public:
@@ -65,7 +66,7 @@ class GatheredTiles {
     first_ = line, bytes_ = in_line * static_cast<int>(sizeof(T));
     inside_[0] = first_row + in_line < args.rows, inside_[1] = first_column + in_line < args.columns;
     to_ = projection::shared_address(tiles + line * kStride + in_line);
-    // What the lane asks for.
+    // The row whose id this lane prefetches is one of x or one of y.
     const bool of_y = lane / kRows % 2;
     const EntryRows& of = of_y ? args.y : args.x;
     const int64_t column =
@@ -79,10 +80,10 @@ class GatheredTiles {
     } else {
       rows_ += range.begin * row_bytes_;
     }
-    ask();
+    prefetch();
   }
 
-  // Asks for the next tile's rows, and for the ids of the one after it. Whole block.
+  // Prefetches the next tile's rows, and the ids of the tile after it. To be called by the whole block.
   __device__ __forceinline__ void load(int stage) {
     const auto row = reinterpret_cast<uint64_t>(rows_ + id_.get() * row_bytes_);
     const uint32_t to = to_ + stage * 2 * kTileBytes;
@@ -97,31 +98,31 @@ class GatheredTiles {
       }
     }
     first_ += kTileDepth, at_ += kTileDepth;
-    ask();
+    prefetch();
   }
 
  private:
   static constexpr int kStride = Outer<S>::Operand::kStride, kVector = 16 / sizeof(T);
   static constexpr int kTileBytes = kTileNumbers * static_cast<int>(sizeof(T));
-  static constexpr int kInLine = kSize / kVector, kOfWarp = 32 / kInLine;  // threads of a row, rows of a warp
+  static constexpr int kInLine = kSize / kVector, kOfWarp = 32 / kInLine;  // threads per row, rows of a warp's copy
   static constexpr int kLines = kThreads / kInLine, kCopies = kTileDepth / kLines;
   static constexpr int kRows = kOfWarp * kCopies;
 
-  __device__ __forceinline__ void ask() {
+  __device__ __forceinline__ void prefetch() {
     id_ = at_ < count_ ? (ids_ ? IdInFlight(ids_, wide_, at_) : IdInFlight(at_)) : IdInFlight();
   }
 
   bool wide_, inside_[2];
-  int count_;       // of the range's entries
-  int first_, at_;  // which of them the thread copies next, the first, and which the lane asks for
-  int bytes_;       // of a row before what the thread copies
+  int count_;       // entries of the range
+  int first_, at_;  // the next entry to copy, and the next whose id the lane prefetches
+  int bytes_;       // offset in a row of the 16 bytes that the thread copies
   uint32_t to_;
   const char *ids_, *rows_;
   int64_t row_bytes_;
   IdInFlight id_;
 };
 
-// A block makes 64 by 64 numbers of a matrix, from one chunk of entries.
+// A block computes 64 by 64 elements of a matrix from one chunk of entries.
 template <class S>
 __global__ void __launch_bounds__(kThreads, 3) outer_kernel(const __grid_constant__ OuterArgs args) {
   check_offsets(args.entries);

@@ -1,13 +1,13 @@
-// One pass over the gradient of an output, grad [num_rows, width] (OwnGradientsArgs in piece_tiles.h has the shapes):
-// own_gradients_kernel rounds grad to the dtype of the rows, stores these rows where they are wanted, and leaves for
-// every thread block the partial sums own^T grad [own_width, width] and those of the columns of grad [width], from
-// which add_gradients.cuh computes the gradients of the root weight and of the bias. The columns of grad are summed
-// before they are rounded.
+// One pass over the gradient of an output, grad [num_rows, width] (OwnGradientsArgs in segment_tiles.h has the shapes):
+// own_gradients_kernel rounds grad to the dtype of the rows, stores the rounded rows if requested, and stores for every
+// thread block the partial sums own^T grad [own_width, width] and the column sums of grad [width], from which
+// add_gradients.cuh computes the gradients of the root weight and of the bias. The column sums are of grad before
+// rounding.
 //
-// A thread block keeps its part of own^T grad in registers over all of its tiles of 64 rows. Shared memory holds a tile
-// of both matrices, [64][width] each, and the column sums of the teams. own_squares_kernel is for float32 matrices of
-// up to 64 columns, which need no rounding: each of its warps computes a square of own^T grad (squares.cuh), and the
-// block prefetches its next tile while it multiplies one.
+// A thread block accumulates its part of own^T grad in registers over all its tiles of 64 rows. Shared memory holds a
+// tile of both matrices, [64][width] each, and the column sums of the sub-warps. own_squares_kernel is for float32
+// matrices of up to 64 columns, which need no rounding: each of its warps computes a square of own^T grad
+// (squares.cuh), and the block prefetches its next tile while it multiplies one.
 #pragma once
 
 #include "geometry.h"
@@ -18,7 +18,7 @@ namespace edgeless::cuda::relational::own_gradients {
 
 template <class S, int kWidth>
 struct Shape : OwnGradientsLayout<S, kWidth> {
-  // That a multiprocessor has registers for.
+  // Target occupancy in blocks per SM.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
 };
 
@@ -28,30 +28,30 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
   using T = TileNumber<S>;
   using Of = Shape<S, kWidth>;
   constexpr int kStride = Of::kStride, kPer = kVec<S>;
-  constexpr int kLanes = kWidth / kPer, kTeams = kFusedThreads / kLanes, kEach = kTilePieces / kTeams;
+  constexpr int kLanes = kWidth / kPer, kSubWarps = kFusedThreads / kLanes, kEach = kTileSegments / kSubWarps;
   extern __shared__ float4 memory[];
   T* own = reinterpret_cast<T*>(memory);
   T* grad = own + Of::kTile;
-  float* team_sums = reinterpret_cast<float*>(grad + Of::kTile);
+  float* sub_warp_sums = reinterpret_cast<float*>(grad + Of::kTile);
   const int in = args.own_width, out = args.width;
-  const int team = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kPer;
+  const int sub_warp = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kPer;
   const bool inside = column < out;
-  const int64_t begin = blockIdx.x * int64_t{args.share} * kTilePieces;
-  const int64_t end = min(begin + int64_t{args.share} * kTilePieces, args.num_rows);
+  const int64_t begin = blockIdx.x * int64_t{args.share} * kTileSegments;
+  const int64_t end = min(begin + int64_t{args.share} * kTileSegments, args.num_rows);
   const FusedPlace<kWidth> place;
   constexpr int kDown = kWidth / 64;
   WarpSum<kDown, place.kSides> outer;
   float sum[kPer] = {};
-  for (int64_t first = begin; first < end; first += kTilePieces) {
-    const int count = static_cast<int>(min(end - first, int64_t{kTilePieces}));
+  for (int64_t first = begin; first < end; first += kTileSegments) {
+    const int count = static_cast<int>(min(end - first, int64_t{kTileSegments}));
     if (args.own.numbers) {
-      ask_for_matrix<kTilePieces, kWidth, kStride>(
+      prefetch_matrix<kTileSegments, kWidth, kStride>(
           own, static_cast<const T*>(args.own.numbers) + first * args.own.row_numbers, args.own.row_numbers, count, in);
     }
     float x[kEach][kPer];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = team + i * kTeams;
+      const int row = sub_warp + i * kSubWarps;
       if (inside && row < count) {
         const int64_t at = (first + row) * args.grad.row_numbers + column;
         if (args.wide) {
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
     }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = team + i * kTeams;
+      const int row = sub_warp + i * kSubWarps;
       const uint4 rounded = pack(x[i], S{});
       *reinterpret_cast<uint4*>(grad + row * kStride + column) = rounded;
       if (args.rows && inside && row < count) {
@@ -100,11 +100,11 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
   if (!args.partial) return;
   float* partial = args.partial + static_cast<int64_t>(blockIdx.x) * (in * out + out);
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) team_sums[team * kWidth + column + k] = sum[k];
+  for (int k = 0; k < kPer; ++k) sub_warp_sums[sub_warp * kWidth + column + k] = sum[k];
   __syncthreads();
   for (int at = threadIdx.x; at < out; at += kFusedThreads) {
     float all = 0;
-    for (int other = 0; other < kTeams; ++other) all += team_sums[other * kWidth + at];
+    for (int other = 0; other < kSubWarps; ++other) all += sub_warp_sums[other * kWidth + at];
     partial[in * out + at] = all;
   }
   if (!args.own.numbers) return;
@@ -115,20 +115,20 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
 }
 
 struct OwnTile {
-  float4 own[kTilePieces * kSquareVectors], grad[kTilePieces * kSquareVectors];
+  float4 own[kTileSegments * kSquareVectors], grad[kTileSegments * kSquareVectors];
 };
 
 static_assert(2 * sizeof(OwnTile) == kOwnSquaresBytes);
 
-constexpr int kSquareBlocks = 3;  // that a multiprocessor has shared memory for
+constexpr int kSquareBlocks = 3;  // target occupancy in blocks per SM, limited by shared memory
 
-// Asks for `count` rows from `first` on; zeros are behind them and behind a row's end.
-__device__ __forceinline__ void ask_for_rows(float4* tile, const Rows& of, int64_t first, int count, int width) {
+// Prefetches `count` rows from `first` on; tile elements behind them or behind the end of a row are zero.
+__device__ __forceinline__ void prefetch_rows(float4* tile, const Rows& of, int64_t first, int count, int width) {
   constexpr int kLines = kSquareThreads / kSquareVectors;
   const int line = threadIdx.x / kSquareVectors, vector = threadIdx.x % kSquareVectors;
   const float* const from = static_cast<const float*>(of.numbers) + first * of.row_numbers + vector * 4;
 #pragma unroll
-  for (int row = line; row < kTilePieces; row += kLines) {
+  for (int row = line; row < kTileSegments; row += kLines) {
     const bool there = row < count && vector * 4 < width;
     copy_shared(projection::shared_address(tile + place_of(row, vector)),
                 there ? from + row * of.row_numbers : static_cast<const float*>(of.numbers), there);
@@ -141,24 +141,24 @@ __global__ void __launch_bounds__(kSquareThreads, kSquareBlocks)
   OwnTile* const tiles = reinterpret_cast<OwnTile*>(memory);
   const int in = args.own_width, out = args.width;
   const int warp = threadIdx.x / 32, down = warp / 2 * kSquare, side = warp % 2 * kSquare;
-  const int64_t begin = blockIdx.x * int64_t{args.share} * kTilePieces;
-  const int64_t end = min(begin + int64_t{args.share} * kTilePieces, args.num_rows);
-  const auto count_at = [&](int64_t first) { return static_cast<int>(min(end - first, int64_t{kTilePieces})); };
-  const auto ask = [&](int64_t first, int slot) {
+  const int64_t begin = blockIdx.x * int64_t{args.share} * kTileSegments;
+  const int64_t end = min(begin + int64_t{args.share} * kTileSegments, args.num_rows);
+  const auto count_at = [&](int64_t first) { return static_cast<int>(min(end - first, int64_t{kTileSegments})); };
+  const auto prefetch = [&](int64_t first, int slot) {
     if (first < end) {
-      ask_for_rows(tiles[slot].own, args.own, first, count_at(first), in);
-      ask_for_rows(tiles[slot].grad, args.grad, first, count_at(first), out);
+      prefetch_rows(tiles[slot].own, args.own, first, count_at(first), in);
+      prefetch_rows(tiles[slot].grad, args.grad, first, count_at(first), out);
     }
     projection::commit_stage();
   };
   Square outer = {};
-  float4 sum = make_float4(0, 0, 0, 0);  // of grad: four columns over the lane's rows
+  float4 sum = make_float4(0, 0, 0, 0);  // of four columns of grad over the lane's rows
   const auto add = [&](const float4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; };
-  ask(begin, 0);
+  prefetch(begin, 0);
   int slot = 0;
 #pragma unroll 1
-  for (int64_t first = begin; first < end; first += kTilePieces, slot ^= 1) {
-    ask(first + kTilePieces, slot ^ 1);
+  for (int64_t first = begin; first < end; first += kTileSegments, slot ^= 1) {
+    prefetch(first + kTileSegments, slot ^ 1);
     await_all_but<1>();
     __syncthreads();
     const OwnTile& tile = tiles[slot];

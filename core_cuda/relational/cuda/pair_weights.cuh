@@ -1,7 +1,7 @@
-// The weights of pair attention, out [types, 2 heads, size]: for every type and head the matrix of the keys times its
-// scale and a factor that all matrices of keys have in common, and the matrix of the values; and the gradients of these
-// matrices and scales (PairWeightsArgs in pair_weights.h has the shapes). A thread block computes one matrix, and a
-// thread four neighbouring numbers at a time.
+// The weights of pair attention, out [types, 2 heads, size]: for every type and head the key matrix times its scale and
+// a factor that all key matrices share, and the value matrix; and the gradients of the matrices and scales
+// (PairWeightsArgs in pair_weights.h has the shapes). A thread block computes one matrix, and a thread four adjacent
+// elements at a time.
 #pragma once
 
 #include <type_traits>
@@ -13,9 +13,9 @@
 
 namespace edgeless::cuda::relational::pair_weights {
 
-constexpr int kAtOnce = 4;  // numbers of a thread, side by side
+constexpr int kAtOnce = 4;  // adjacent elements that a thread processes at a time
 
-// Four numbers of a parameter or of a row are a vector: of 16 bits one of 8 bytes.
+// Four elements of a parameter or of a row as one vector: 16 bytes of floats, 8 bytes of 16-bit elements.
 template <class S>
 using InFours = std::conditional_t<sizeof(S) == 4, S, OfFour<S>>;
 
@@ -29,7 +29,7 @@ __device__ __forceinline__ void write(S* to, const float (&from)[kAtOnce]) {
   *reinterpret_cast<Raw<InFours<S>>*>(to) = pack(from, InFours<S>{});
 }
 
-// The matrix, or the number, of the block's type and a head.
+// The matrix, or the single element, of the block's type and of a head.
 template <class P, class Data>
 __device__ __forceinline__ P* matrix(const TypedMatrices<Data>& of, int head) {
   return static_cast<P*>(of.numbers) + blockIdx.x * of.type + head * of.head;
@@ -39,7 +39,7 @@ __device__ __forceinline__ P* matrix_if_wanted(const TypedMatrices<void>& of, in
   return of.numbers ? matrix<P>(of, head) : nullptr;
 }
 
-// S: of rows, P: of parameters.
+// S: dtype of rows, P: dtype of parameters.
 template <class S, class P>
 __global__ void __launch_bounds__(kThreads) pair_weights_kernel(const __grid_constant__ PairWeightsArgs args) {
   const int head = blockIdx.y % args.heads;
@@ -83,11 +83,11 @@ __global__ void __launch_bounds__(kThreads) pair_weight_gradients_kernel(const _
     write(to + i, numbers);
   }
   if (!of_scale) return;
-  sum = team_sum(sum, 32, kFullWarp);
+  sum = sub_warp_sum(sum, 32, kFullWarp);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  sum = team_sum(threadIdx.x < kThreads / 32 ? sums[threadIdx.x] : 0.0f, 32, kFullWarp);
+  sum = sub_warp_sum(threadIdx.x < kThreads / 32 ? sums[threadIdx.x] : 0.0f, 32, kFullWarp);
   if (threadIdx.x == 0) *of_scale = to_storage<P>(sum);
 }
 

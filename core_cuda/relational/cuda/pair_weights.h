@@ -1,5 +1,5 @@
-// The matrices of keys and of values of every type side by side, those of keys times a number each, and the gradients
-// of what they are made of. No CUDA and no torch.
+// Joins the key and value matrices of every type, with the key matrices scaled, and computes the gradients of the
+// matrices and scales. No CUDA and no torch.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace edgeless::cuda::relational {
 
-// One matrix of `size` numbers, one behind the other, for every type and head; where the next begins, in numbers.
+// A contiguous matrix of `size` elements for every type and head. type, head: elements from one type or head to the
+// next.
 template <class Data>
 struct TypedMatrices {
   Data* numbers = nullptr;
@@ -18,14 +19,14 @@ struct TypedMatrices {
 
 struct PairWeightsArgs {
   int types = 0, heads = 0;
-  int64_t size = 0;                        // of a matrix; a multiple of four, as are all steps
-  bool wide = false;                       // parameters are floats, whatever the rows are
-  TypedMatrices<const void> keys, values;  // begin on vectors of four numbers
-  TypedMatrices<const void> scale;         // of keys, a number each
-  float factor = 1;                        // of all keys in `out`
+  int64_t size = 0;                        // elements of a matrix; a multiple of four, as are the strides
+  bool wide = false;                       // parameters are float32, whatever the dtype of the rows
+  TypedMatrices<const void> keys, values;  // aligned to vectors of four elements
+  TypedMatrices<const void> scale;         // of the key matrices, one element each
+  float factor = 1;                        // of all key matrices in `out`; 1 if gradients are computed
   void* out = nullptr;                     // [types, 2 heads, size], of the rows' dtype
-  const float* grad = nullptr;             // [types, 2 heads, size], of `out` before it was rounded
-  TypedMatrices<void> of_keys, of_values;  // gradients, null: not wanted
+  const float* grad = nullptr;             // [types, 2 heads, size], gradient of `out`, not rounded
+  TypedMatrices<void> of_keys, of_values;  // gradients; null: not requested
   TypedMatrices<void> of_scale;
 };
 

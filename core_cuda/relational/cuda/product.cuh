@@ -1,12 +1,12 @@
 // Typed products on tensor cores: each row of x is multiplied by the weight matrices of its entry's type, and a bias is
-// added (ProductArgs in kernels.h has the shapes). Float32 is split in two numbers of the tensor cores as in dense
-// linear maps (projection/cuda/float_tiles.cuh), and the results are as exact.
+// added (ProductArgs in kernels.h has the shapes). Float32 is split into two TF32 values as in dense linear maps
+// (projection/cuda/float_tiles.cuh), and the results are as exact.
 //
-// Each warp has rows of its own, and each thread prefetches the very numbers that it multiplies later, so that no warp
-// waits for another. Which thread of a warp holds which number of an operand is free, as long as both operands of a
-// product agree. The depths are dealt to the four threads of a row, and the columns to the threads that store them, in
-// such a way that each thread reads and writes whole vectors of 16 bytes. A thread is number `group` of eight and
-// `in_group` of four.
+// Each warp has its own rows, and each thread prefetches exactly the elements that it multiplies later, so warps do not
+// wait for each other's rows. Which thread of a warp holds which element of an operand is free, as long as both
+// operands of a product agree. Depths are assigned to the four threads of a row, and columns to the threads that store
+// them, such that every thread loads and stores whole 16-byte vectors. In its warp a thread has the indices `group`, of
+// eight, and `in_group`, of four.
 #pragma once
 
 #include <type_traits>
@@ -30,11 +30,11 @@ constexpr int kChunk = chunk(sizeof(S));
 template <class S>
 constexpr int kVectors = vectors(sizeof(S));
 template <class S>
-constexpr int kStep = kGroups * kGroupDepth<S>;  // the depth that is copied, and of floats added up, at once
+constexpr int kStep = kGroups * kGroupDepth<S>;  // depth per copy and, for floats, per sum on the tensor cores
 
 static_assert(kMostColumnsInPlace <= 8 * kWideSides && kMostColumnsInPlace <= kChunk<float>);
 
-// Blocks that a multiprocessor has registers for.
+// Target occupancy in blocks per SM.
 template <class S, int kSides>
 constexpr int kBlocks = kSides < kWideSides ? 5 : (std::is_same_v<S, float> ? 3 : 4);
 
@@ -46,7 +46,7 @@ struct alignas(16) Vector {
   uint32_t words[4];
 };
 
-// Whether a float of these, which are a row of mma's results, is infinite or no number.
+// Returns whether a value of one row of mma results is infinite or NaN.
 template <int kCount>
 __device__ __forceinline__ bool any_is_not_finite(const float (&sum)[kCount][4], int first) {
   float zero = 0;
@@ -55,21 +55,22 @@ __device__ __forceinline__ bool any_is_not_finite(const float (&sum)[kCount][4],
   return zero != 0;
 }
 
-// The depth within its group that a thread's number `at` of a vector has in both operands is kVector in_group + at. The
-// column of number `at` (of 8) of an mma of 8 columns is chosen so that a thread's two results of each of kVector / 2
-// mma make one vector.
+// In both operands, element `at` of a thread's vector has depth kVector in_group + at within its group of depths. This
+// is the column of element `at` (of 8) of an 8-column mma. Columns are assigned such that a thread's two results of
+// each of kVector / 2 mma make one vector.
 template <class S>
 __device__ __forceinline__ int column_of(int side, int at) {
   constexpr int kSidesOfVector = kVector<S> / 2;
   return side / kSidesOfVector * kGroupDepth<S> + at / 2 * kVector<S> + side % kSidesOfVector * 2 + at % 2;
 }
 
-// Brings depths [first, first + depth) of the weight of a block's columns to shared memory, as mma takes it: for every
-// group of depths and eight columns, the thread's numbers. Zeros outside. Whole block.
+// Stages depths [first, first + depth) of the weight, for the columns of a block, in shared memory in the layout of
+// mma: for every group of depths and eight columns, the elements of each thread. Elements outside the matrix are zero.
+// To be called by the whole block.
 template <class S, bool kTransposed, int kSides>
 __device__ __forceinline__ void stage_weights(const ProductArgs& args, const S* weight, int first, int depth,
                                               int first_column, Vector* staged) {
-  constexpr int kAtOnce = 4;  // vectors that do not wait for each other
+  constexpr int kAtOnce = 4;  // independent loads of vectors
   union Numbers {
     Vector vector = {};
     S of[kVector<S>];
@@ -109,21 +110,22 @@ __device__ __forceinline__ void stage_weights(const ProductArgs& args, const S* 
   }
 }
 
-// sum += the product of the rows of one step and the weights staged for it, whose depth ends `left` numbers further.
+// sum += the rows of one step times the weights staged for it. left: depth from the step's begin to the end of the
+// chunk.
 template <class S, int kSides>
 __device__ __forceinline__ void multiply_step(const Vector (&rows)[2][kGroups], const Vector* staged, int left,
                                               float (&sum)[kSides][4]) {
   constexpr bool kFloat = std::is_same_v<S, float>;
   const int lane = threadIdx.x % 32;
-  constexpr int kAtOnce = kSides < 4 ? kSides : 4;  // mma of floats that do not wait for each other
-  float part[kSides / kAtOnce][1][kAtOnce][4];      // what tensor cores add up of floats
+  constexpr int kAtOnce = kSides < 4 ? kSides : 4;  // independent mma of floats
+  float part[kSides / kAtOnce][1][kAtOnce][4];      // accumulators of the tensor cores, for floats
 #pragma unroll
   for (int q = 0; q < kGroups; ++q) {
     if (q > 0 && q * kGroupDepth<S> >= left) break;
     const Vector &upper = rows[0][q], &lower = rows[1][q];
     const Vector* weights_of = staged + q * (kVectors<S> * kSides * 32) + lane;
     if constexpr (kFloat) {
-      uint32_t parts[2][2][1][4];  // of both mma the nearest numbers, and what is left
+      uint32_t parts[2][2][1][4];  // of both mma the TF32 parts: nearest, remainder
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -168,23 +170,24 @@ __device__ __forceinline__ void multiply_step(const Vector (&rows)[2][kGroups], 
   }
 }
 
-// Prefetches the rows of a warp's entries into shared memory, tile by tile and in steps of the depth. Rows in flight to
+// Prefetches the rows of a warp's entries into shared memory, tile by tile and in steps of the depth. Prefetching to
 // registers would take 64 registers and the scoreboards that other loads need.
 template <class S>
 class RowSteps {
  public:
-  // x: of the block's depths. room: kRowBytes for every warp.
+  // x: at the first depth of the block of columns. room: kRowBytes for every warp.
   __device__ __forceinline__ RowSteps(const ProductArgs& args, const Range& range, const S* x, const Vector* room)
       : args_(args), begin_(range.begin), count_(static_cast<int>(range.end - range.begin)) {
     x_ = x + place_.in_group * kVector<S>;
     room_ = projection::shared_address(room) + place_.warp * kRowBytes + place_.lane * 16;
     row_ = place_.warp * kRows;
-    ask_for_ids(row_), begin_tile();
+    prefetch_ids(row_), begin_tile();
 #pragma unroll
-    for (int slot = 0; slot < kSlots - 1; ++slot) ask(slot);
+    for (int slot = 0; slot < kSlots - 1; ++slot) prefetch(slot);
   }
 
-  // The thread's vectors of the next step: those of `group` and of the row eight further. Whole warp.
+  // Waits for the next step and loads the thread's vectors of rows `group` and `group + 8`. To be called by the whole
+  // warp.
   __device__ __forceinline__ void take(Vector (&rows)[2][kGroups]) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(kSlots - 2));
@@ -194,7 +197,7 @@ class RowSteps {
 #pragma unroll
       for (int q = 0; q < kGroups; ++q) load_shared(address(slot_, h, q), rows[h][q].words);
     }
-    ask((slot_ + kSlots - 1) % kSlots);
+    prefetch((slot_ + kSlots - 1) % kSlots);
     slot_ = (slot_ + 1) % kSlots;
   }
 
@@ -203,7 +206,7 @@ class RowSteps {
     return room_ + slot * kSlotBytes + (h * kGroups + q) * 32 * 16;
   }
 
-  __device__ __forceinline__ void ask(int slot) {
+  __device__ __forceinline__ void prefetch(int slot) {
     if (row_ < count_) {
       const int left = args_.depth - step_ - place_.in_group * kVector<S>;
 #pragma unroll
@@ -227,10 +230,10 @@ class RowSteps {
       from_[h] = x_ + __shfl_sync(0xffffffffu, id_.get(), place_.group + 8 * h) * args_.x.stride;
     }
     step_ = 0;
-    ask_for_ids(row_ + kWarps * kRows);
+    prefetch_ids(row_ + kWarps * kRows);
   }
 
-  __device__ __forceinline__ void ask_for_ids(int first) {
+  __device__ __forceinline__ void prefetch_ids(int first) {
     const int row = first + place_.lane % kRows;
     if (row < count_) id_ = id_in_flight(args_.x, args_.entries, begin_ + row);
   }
@@ -238,16 +241,16 @@ class RowSteps {
   const Place place_;
   const ProductArgs& args_;
   int64_t begin_;
-  int count_;  // of the block's entries
+  int count_;  // entries of the block
   const S* x_;
   uint32_t room_;
   int slot_ = 0;
-  int row_, step_;    // the warp's first entry in the block, and the step of the depth, to prefetch next
-  const S* from_[2];  // there; of rows that are not, one of an earlier tile, or the first
-  IdInFlight id_;     // of row `lane` of 16 of the tile after that
+  int row_, step_;    // next to prefetch: the warp's first row in the block, and the depth
+  const S* from_[2];  // next to copy, of rows `group` and `group + 8`; for rows behind the end, any valid row
+  IdInFlight id_;     // of row lane % 16 in the tile after the one that is being prefetched
 };
 
-// One row of a warp's results, and the bias number `bias` added where there are any, kVector columns at a time.
+// Stores one row of a warp's results plus row `bias` of the bias, if there is one, kVector columns at a time.
 template <class S, int kSides>
 __device__ __forceinline__ void store_row(const ProductArgs& args, S* to, int64_t bias, int first_column, int first,
                                           const float (&sum)[kSides][4]) {
@@ -272,7 +275,7 @@ __device__ __forceinline__ void store_row(const ProductArgs& args, S* to, int64_
   }
 }
 
-// A block makes args.share rows of one type, or what is left of it, by 8 kSides columns: every warp 16 rows at a time.
+// A block computes up to args.share rows of one type by 8 kSides columns; every warp computes 16 rows at a time.
 template <class S, bool kTransposed, int kSides>
 __global__ void __launch_bounds__(kThreads, kBlocks<S, kSides>)
     product_kernel(const __grid_constant__ ProductArgs args) {
@@ -293,8 +296,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S, kSides>)
   RowSteps<S> steps(args, range, x, room);
   const int entries = static_cast<int>(range.end - range.begin);
   for (int tile = 0; tile < entries; tile += kWarps * kRows) {
-    __syncwarp();       // whose threads may part where they store
-    IdInFlight out_id;  // of the warp's row `lane` of 16
+    __syncwarp();       // the threads may have diverged at the stores
+    IdInFlight out_id;  // of the warp's row lane % 16
     const int own = tile + place.warp * kRows + place.lane % kRows;
     if (own < entries) out_id = id_in_flight(args.out, args.entries, range.begin + own);
     float sum[kSides][4] = {};
@@ -328,7 +331,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S, kSides>)
           sum[i / 2][2 * h + i % 2] = product_in_floats(args, entry, range.type, block, column);
         }
       }
-      __syncwarp();  // what they are made of may stand where they go
+      __syncwarp();  // in place, the stores overwrite what product_in_floats reads
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

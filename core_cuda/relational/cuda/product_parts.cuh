@@ -1,12 +1,12 @@
-// What both files of typed products on tensor cores share.
+// Fallbacks for values that are not finite, shared by both files of typed products on tensor cores.
 #pragma once
 
 #include "entries.cuh"
 
 namespace edgeless::cuda::relational {
 
-// An infinity leaves no number behind when a float is split (projection/cuda/float_tiles.cuh): such a result is made
-// again.
+// split() turns an infinity into NaN (common/tf32.cuh), so results that are not finite are recomputed in float
+// arithmetic.
 static __device__ __noinline__ float product_in_floats(const ProductArgs& args, int64_t entry, int type, int block,
                                                        int column) {
   const float* x = static_cast<const float*>(args.x.numbers) + row_of(args.x, args.entries, entry) * args.x.stride +

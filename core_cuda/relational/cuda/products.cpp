@@ -10,11 +10,11 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-constexpr int kMostOfGrid = 65535;  // in its second dimension
+constexpr int kMostOfGrid = 65535;  // maximum size of a grid's second dimension
 
 constexpr int64_t tiles_of(int64_t size, int tile) { return (size + tile - 1) / tile; }
 
-// Chunks of entries, tiles of the matrices and blocks of columns.
+// A grid of the chunks of entries, the tiles of a matrix and the blocks of columns.
 jit::Size outer_grid(const OuterArgs& args, int tile) {
   return {num_tiles(args.entries.count, args.entries.types, args.chunk),
           tiles_of(args.rows, tile) * tiles_of(args.columns, tile), args.blocks};

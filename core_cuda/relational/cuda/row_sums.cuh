@@ -1,12 +1,12 @@
-// The kernel that makes the output of a relational layer, out = A y + x W + bias, in one pass. A y has for each row of
-// the CSR graph the sum of its neighbours' rows, x W the product of the node's own row with the root matrix W,
+// The kernel that computes the output of a relational layer, out = A y + x W + bias, in one pass. A y has, for each row
+// of the CSR graph, the sum of its neighbours' rows; x W is the product of the node's own row with the root matrix W,
 // [own_width, width].
 //
-// A tile is up to 64 rows that follow each other and have about as much work in each tile, whatever the degrees of the
-// rows are; a row with very many neighbours has parts of its sum made before (hub_sums.cuh). A thread block walks the
-// tiles of its share. It sums the neighbours of a tile (tile_sums.cuh, tensor_sums.cuh) while the nodes' own rows are
-// copied to shared memory asynchronously, multiplies these on tensor cores and adds everything up, so that each row of
-// the output is written once. Where rows have few neighbours, short_rows.cuh is faster.
+// A tile is up to 64 consecutive rows, and all tiles have about the same work, whatever the degrees. Hubs have parts of
+// their sums computed before (hub_sums.cuh). A thread block walks the tiles of its quota. While it sums the neighbours
+// of a tile (tile_sums.cuh, tensor_sums.cuh), the nodes' own rows are copied to shared memory asynchronously; it
+// multiplies these on tensor cores and adds everything up, so each row of the output is written once. Where rows have
+// few neighbours, short_rows.cuh is faster.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ namespace edgeless::cuda::relational {
 template <class S, int kWidth, int kColumns = kRowColumns<S, kWidth>, bool kTwice = true>
 struct RowSumsShape : RowSumsLayout<S, kWidth, kColumns, kTwice> {
   using Sums = TileSums<S, kWidth, kColumns, RowSumsLayout<S, kWidth, kColumns, kTwice>::kSumStride>;
-  // That a multiprocessor has registers for.
+  // Target occupancy in blocks per SM.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : kColumns < kWarpColumns<kWidth> ? 2 : 4;
 };
 
-// The bias at `column` and the one behind it.
+// The bias at `column` and at `column + 1`.
 template <class S>
 __device__ __forceinline__ float2 bias_at(const void* bias, int column) {
   if (!bias) return make_float2(0, 0);
@@ -44,27 +44,27 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
   __shared__ TileBegins begins;
   T* own = reinterpret_cast<T*>(memory);
   T* root = own + Of::kOwn;
-  T* tile = root + Of::kRoot;  // of floats
+  T* tile = root + Of::kRoot;  // sums of float rows; not used for 16-bit rows
   const int width = args.width, tiles = args.num_tiles;
   const int begin = min(static_cast<int>(blockIdx.x) * args.share, tiles), end = min(begin + args.share, tiles);
   if (begin >= end) return;
   TileWalk walk(args.tiles, args.ptr, begin, end, begins);
   uint4* const fragments = reinterpret_cast<uint4*>(root);
   if (!Of::kFragments && args.own.numbers) {
-    ask_for_matrix<kWidth, kWidth, kStride, kThreads>(root, args.root.numbers, args.root.row_numbers,
-                                                      kTransposed ? width : args.own_width,
-                                                      kTransposed ? args.own_width : width);
+    prefetch_matrix<kWidth, kWidth, kStride, kThreads>(root, args.root.numbers, args.root.row_numbers,
+                                                       kTransposed ? width : args.own_width,
+                                                       kTransposed ? args.own_width : width);
   }
-  const auto ask_for_own = [&](T* to, int64_t first, int count) {
+  const auto prefetch_own = [&](T* to, int64_t first, int count) {
     if (!args.own.numbers) return;
     const int64_t left = max(args.own_rows - first, int64_t{0});
-    ask_for_matrix<kTilePieces, kWidth, kStride, kThreads>(
+    prefetch_matrix<kTileSegments, kWidth, kStride, kThreads>(
         to, static_cast<const T*>(args.own.numbers) + (left ? first * args.own.row_numbers : 0), args.own.row_numbers,
         static_cast<int>(min(left, int64_t{count})), args.own_width);
   };
   const FusedPlace<kWidth, kColumns> place;
   typename Of::Sums sums(args.neighbors, walk, tile, tile + Of::kSums);
-  // The product of a tile's own rows, which is added to `product`, what else is, and the store.
+  // Adds to `product` the tile's own rows times root, the sums of float rows and the bias, and stores the result.
   const auto finish = [&](int64_t first, int count, Product& product) {
     if (args.own.numbers) {
       const int depth = round_up(args.own_width, kMmaDepth<S>);
@@ -105,19 +105,19 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
     }
   };
   sums.start();
-  if constexpr (Of::kFragments) {  // while the first rows are in flight
+  if constexpr (Of::kFragments) {  // the first rows are in flight meanwhile
     if (args.own.numbers) {
       put_fragments<kWidth, kTransposed, kTwice, kThreads>(fragments, static_cast<const T*>(args.root.numbers),
                                                            args.root.row_numbers, args.own_width, width);
     }
   }
   while (true) {
-    const auto ask = [&] { ask_for_own(own, walk.first(), walk.count()); };
+    const auto prefetch = [&] { prefetch_own(own, walk.first(), walk.count()); };
     Product product;
     if constexpr (std::is_same_v<S, float>) {
-      sums.template to_tile<true>(ask);
+      sums.template to_tile<true>(prefetch);
     } else {
-      product = sums.template sum<true>(ask);
+      product = sums.template sum<true>(prefetch);
     }
     const int count = walk.count();
     if (place.down < count && place.side < width) finish(walk.first(), count, product);

@@ -1,12 +1,12 @@
-// Products of floats as three products of 16-bit numbers each (float16, which has as many digits as TF32 and takes half
-// as many instructions and half the memory).
+// Products of floats as three products of float16 values each. float16 has as many significant bits as TF32, and takes
+// half as many instructions and half the memory.
 //
-// A float is the nearest 16-bit number and what is left of it, itself rounded to 16 bits: with the sign of the rest 22
-// bits and more, so that without the product of both rests as little is lost as by a rounding of the float's own
-// product. 16 bits have few exponents, so every row and every column is multiplied by a power of two before, which
-// brings its greatest number to 2^14 or a little more; rests are exact down to 2^-24. Sums of 32 products leave the
-// tensor cores, which round towards zero. (Ootomo, Yokota 2022, as in projection/cuda/float_tiles.cuh, with exponents
-// of rows and columns in place of one for rests.)
+// A float is split into the nearest float16 value and the remainder, which is rounded to float16 too. With the sign of
+// the remainder these have 22 significant bits or more, so omitting the product of the two remainders loses no more
+// than rounding the float32 product does. float16 has few exponents, so every row and every column is first multiplied
+// by a power of two that brings its largest value to [2^14, 2^15); remainders then have bits down to 2^-24. Tensor
+// cores round sums towards zero, so sums of 32 products are moved out and added as floats. (Ootomo, Yokota 2022, as in
+// projection/cuda/float_tiles.cuh, with a scale per row and column in place of one for the remainders.)
 #pragma once
 
 #include <cuda_fp16.h>
@@ -17,14 +17,14 @@
 
 namespace edgeless::cuda::relational {
 
-// What brings numbers of which the greatest is `most` to the range of 16 bits, and what takes them back.
+// by: brings values of which the largest is `most` to the range of float16. back: the inverse.
 struct Scale {
   float by, back;
 };
 
 __device__ __forceinline__ Scale scale_of(float most) {
   const uint32_t exponent = __float_as_uint(most) >> 23 & 255;
-  const uint32_t by = min(2 * 127 + 14 - exponent, 253u);  // not 254, whose inverse is no normal number
+  const uint32_t by = min(2 * 127 + 14 - exponent, 253u);  // 254 would make `back` zero
   return {__uint_as_float(by << 23), __uint_as_float((254 - by) << 23)};
 }
 
@@ -36,22 +36,25 @@ __device__ __forceinline__ void split_pair(float x, float y, float by, uint32_t&
   nearest = as_word(near), rest = as_word(__floats2half2_rn(x - back.x, y - back.y));
 }
 
-// Of a matrix [kWidth, kWidth] that is multiplied from the right, in vectors of 16 bytes: for 16 depths and 16 columns
-// a vector of every lane, then one of their rests; behind all of them what the columns are multiplied by in the end.
+// Layout of a matrix [kWidth, kWidth], the right factor, in 16-byte vectors: for 16 depths and 16 columns a vector for
+// every lane, then one for every lane with the remainders. Behind all of them are the factors by which the columns of
+// the product are multiplied.
 template <int kWidth>
 struct WeightParts {
-  static constexpr int kSteps = kWidth / 16;                                             // of 16 depths, or columns
-  static constexpr int kVectors = part_vectors(kWidth), kParts = kVectors - kWidth / 4;  // of them all, without rests
-  // Where the lane's parts of depths 16 step and columns 16 pair lie.
+  static constexpr int kSteps = kWidth / 16;  // steps of 16 depths or columns
+  static constexpr int kVectors = part_vectors(kWidth), kParts = kVectors - kWidth / 4;  // in all; without the factors
+  // Index of the lane's vector for depths from 16 step and columns from 16 pair on; that of the remainders is 32
+  // higher.
   static constexpr int place(int step, int pair, int lane) { return (step * kSteps + pair) * 64 + lane; }
-  // A row's numbers lie in registers as they are read, four side by side in a lane, and not as a fragment says. So of
-  // each half of a fragment a lane has this depth and the one behind it, of this column, in place of the fragment's.
+  // The values of a row stay in registers in the order of the load, four adjacent ones per lane, which is not the order
+  // of a fragment. So each half of a lane's fragment has this depth and the next, of this column, in place of the
+  // fragment's own.
   static __device__ __forceinline__ int depth_of(int lane, int half) { return lane % 4 * 4 + half * 2; }
   static __device__ __forceinline__ int column_of(int lane, int half) { return lane / 8 * 4 + lane / 4 % 2 + half * 2; }
 };
 
-// Puts a matrix there, whose numbers outside [depth, columns] are zero; `transposed`: it lies as [columns, depth]. A
-// block of kPartThreads.
+// Stores a matrix in this layout; elements outside [depth, columns] are zero. kTransposed: it is stored as [columns,
+// depth]. To be called by a block of kPartThreads.
 template <int kWidth, bool kTransposed>
 __device__ __forceinline__ void put_parts(uint4* to, const float* from, int64_t row_numbers, int depth, int columns) {
   using Parts = WeightParts<kWidth>;
@@ -99,17 +102,17 @@ __device__ __forceinline__ void put_parts(uint4* to, const float* from, int64_t 
   }
 }
 
-// Sixteen rows in the registers of a warp: lane 4 i + t has of rows i and i + 8 the numbers 4 t to 4 t + 3, and those
-// 16, 32 and 48 behind.
+// Sixteen rows in the registers of a warp: lane 4 i + t has elements 4 t to 4 t + 3 of rows i and i + 8, and those 16,
+// 32 and 48 further.
 template <int kWidth>
 using WarpRows = float[2][kWidth / 4];
 
-// rows times the matrix whose parts lie in shared memory. Whole warp.
+// product = rows times the matrix whose parts are in shared memory. To be called by the whole warp.
 template <int kWidth>
 __device__ __forceinline__ void multiply_rows(const WarpRows<kWidth>& rows, const uint4* parts,
                                               WarpRows<kWidth>& product) {
   using Parts = WeightParts<kWidth>;
-  constexpr int kOnCores = 2;  // steps of 16 depths
+  constexpr int kOnCores = 2;  // steps of 16 depths that the tensor cores sum
   const int lane = threadIdx.x % 32;
   Scale scale[2];
 #pragma unroll
@@ -125,21 +128,21 @@ __device__ __forceinline__ void multiply_rows(const WarpRows<kWidth>& rows, cons
     float sum[kWidth / 8][4] = {};
 #pragma unroll
     for (int step = chunk; step < min(chunk + kOnCores, Parts::kSteps); ++step) {
-      uint32_t left[2][4];  // the rests, and the nearest numbers
+      uint32_t left[2][4];  // remainders, nearest values
 #pragma unroll
       for (int h = 0; h < 4; ++h) {
         const float* const pair = rows[h % 2] + step * 4 + h / 2 * 2;
         split_pair(pair[0], pair[1], scale[h % 2].by, left[1][h], left[0][h]);
       }
 #pragma unroll
-      for (int j = 0; j < Parts::kSteps; j += 2) {  // four fragments of columns, which do not wait for each other
+      for (int j = 0; j < Parts::kSteps; j += 2) {  // four independent fragments of columns
         uint4 right[2][2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const uint4* const place = parts + Parts::place(step, j + h, lane);
           right[0][h] = place[0], right[1][h] = place[32];
         }
-        // The small products first.
+        // The small products come first.
 #pragma unroll
         for (int product = 0; product < 3; ++product) {
 #pragma unroll

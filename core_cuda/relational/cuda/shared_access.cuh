@@ -1,6 +1,6 @@
-// Numbers in shared memory by their address there, a register of 32 bits: the address behind a pointer is worked out
-// again at nearly every use, which takes three instructions. The address is given in bytes and is a multiple of what is
-// read or written. No torch.
+// Loads and stores of shared memory by its 32-bit address: the compiler recomputes the address behind a pointer at
+// nearly every use, which takes three instructions. The address is in bytes and a multiple of the size of the access.
+// No torch.
 #pragma once
 
 #include <cstdint>
@@ -36,21 +36,21 @@ __device__ __forceinline__ void store_shared(uint32_t at, const float (&x)[4]) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
 }
 
-// As an asynchronous copy 16 bytes from global memory.
+// Starts an asynchronous copy (cp.async) of 16 bytes from global memory.
 __device__ __forceinline__ void copy_shared(uint32_t to, const void* from) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
 #endif
 }
 
-// The same, or zeros where they are not `there`.
+// The same; writes zeros if not `there`.
 __device__ __forceinline__ void copy_shared(uint32_t to, const void* from, bool there) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
 #endif
 }
 
-// x, which the compiler does not work out again wherever it is used. Whole warp.
+// Returns x through a shuffle, so that the compiler does not recompute it at each use. To be called by the whole warp.
 template <class T>
 __device__ __forceinline__ T in_register(T x) {
   return __shfl_sync(0xffffffffu, x, threadIdx.x % 32);

@@ -1,59 +1,60 @@
-// What lies in the shared memory of a block of the kernels that sum the edges of pieces and multiply the sums at once.
-// The kernels take their sizes from here, and so does the plan (../plan.h), which has to know whether a device has so
-// much. S is the type of a number, of which only its size matters: 4 bytes are a float. No CUDA and no torch.
+// Layout of the shared memory of the kernels that sum the edges of segments and multiply the sums at once. The sizes
+// are used by the kernels and by the plan (../plan.h), which compares them with the device's shared memory. S is the
+// type of an element, of which only the size matters: 4 bytes are a float. No CUDA and no torch.
 #pragma once
 
 #include <type_traits>
 
 namespace edgeless::cuda::relational {
 
-constexpr int kTilePieces = 64;  // of a tile, at most
+constexpr int kTileSegments = 64;  // maximum number of segments in a tile
 
 constexpr int kFusedLog2 = 8,
-              kFusedThreads = 1 << kFusedLog2;  // of a block, where its tiles have no shape of their own
-// Threads of a block that makes tiles [64, width] of which a warp has so many columns.
+              kFusedThreads = 1 << kFusedLog2;  // threads of a block whose tiles have no TileShape
+// Threads of a block that computes tiles [64, width] with warps of `columns` columns.
 constexpr int tile_threads(int width, int columns) { return 128 * width / columns; }
 
-// Where the pieces of a tile and of the two after it begin, and the ends of the last.
-using TileBegins = int[3][kTilePieces + 1];
+// First edges of the segments of a tile and of the next two tiles; the last element is the end of the last segment.
+using TileBegins = int[3][kTileSegments + 1];
 
-// Columns of a warp's part of a tile.
+// Columns of a tile that a warp computes.
 template <int kWidth>
 constexpr int kWarpColumns = kWidth < 64 ? kWidth : 64;
-// The same where there are few blocks: twice as many warps then take half as long for a tile.
+// The same if there are few blocks: twice as many warps take half as long for a tile.
 constexpr int kFewColumns = 32;
 
-// Numbers from row to row of a tile: fragments of eight rows come from all banks.
+// Elements from row to row of a tile. The padding spreads fragments of eight rows over all banks.
 template <class S, int kWidth>
 constexpr int kTileStride = kWidth + 16 / static_cast<int>(sizeof(S));
 
-// A matrix [depth, column] of floats, so that a lane's part of two fragments of eight columns is a vector; where
-// kTwice as two of TF32: the nearest numbers of all depths, then what is left.
+// 16-byte vectors of a matrix [depth, column] of floats in fragment order: a lane's elements of two fragments of eight
+// columns are one vector. With kTwice there are two such matrices of TF32 values: the nearest values of all depths,
+// then the remainders.
 template <int kWidth>
 constexpr int kFragmentVectors = kWidth * kWidth / 4;
 
-// Whether a matrix of weights lies so in shared memory.
+// True if a matrix of weights is in fragment order in shared memory.
 template <class S, int kWidth>
 constexpr bool kInFragments = sizeof(S) == 4 && kWidth <= 64;
 
-// What making the sums of floats takes (tile_sums.cuh).
+// Shared memory for sums of float rows (tile_sums.cuh).
 template <int kWidth, int kColumns>
 struct FloatSumsLayout {
-  static constexpr int kThreads = tile_threads(kWidth, kColumns);  // of a block
-  static constexpr int kPer = kWidth / 32;                         // numbers of a lane
+  static constexpr int kThreads = tile_threads(kWidth, kColumns);  // per block
+  static constexpr int kPer = kWidth / 32;                         // elements of a row per lane
   static constexpr int kAhead = kWidth > 64 ? 8 : 16;              // rows that a sub-warp has in flight
   static constexpr int kLeads = kThreads * kPer * 4;               // bytes
-  // A lane has its part of kAhead rows, and three numbers of two edges.
+  // Each lane has its elements of kAhead rows, and three words of each of two edges.
   static constexpr int kBytes = kLeads + kThreads * (kAhead * kPer * 4 + 24);
 };
 
-// The same of numbers of 16 bits (tensor_sums.cuh).
+// The same for 16-bit rows (tensor_sums.cuh).
 template <int kWidth, int kColumns>
 struct HalfSumsLayout {
   static constexpr int kStride = kWidth + 8;
-  static constexpr int kThreads = tile_threads(kWidth, kColumns);  // of a block
+  static constexpr int kThreads = tile_threads(kWidth, kColumns);  // per block
   static constexpr int kChunk = kWidth > 64 ? 64 : 96;             // edges whose rows are in shared memory together
-  static constexpr int kDepth = 16;                                // of an mma
+  static constexpr int kDepth = 16;                                // depth of an mma
   static constexpr int kRows = kChunk * kStride, kWeights = kChunk + kDepth;
   static constexpr int kBytes = 2 * (kRows * 2 + kWeights * 4);
 };
@@ -62,69 +63,70 @@ template <class S, int kWidth, int kColumns>
 using SumsLayout =
     std::conditional_t<sizeof(S) == 4, FloatSumsLayout<kWidth, kColumns>, HalfSumsLayout<kWidth, kColumns>>;
 
-// Of piece_products.cuh: the sums [64][width], but for 16-bit rows that a warp has whole, the weight [width][width] as
-// [depth][column], of up to 64 floats in fragments, what making the sums takes.
+// Shared memory of segment_products.cuh: the sums [64][width], unless a warp has whole rows of 16-bit elements; the
+// weight [width][width] as [depth][column], floats of up to 64 columns in fragment order; and what the sums need.
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 struct ProductsLayout {
   static constexpr int kStride = kTileStride<S, kWidth>;
   static constexpr bool kWholeRows = sizeof(S) == 2 && kWidth == kColumns;
   static constexpr bool kFragments = kInFragments<S, kWidth>;
-  static constexpr int kTile = kWholeRows ? 0 : kTilePieces * kStride;
+  static constexpr int kTile = kWholeRows ? 0 : kTileSegments * kStride;
   static constexpr int kWeight = kFragments ? 4 * kFragmentVectors<kWidth> : kWidth * kStride;
   static constexpr int kBytes =
       (kTile + kWeight) * static_cast<int>(sizeof(S)) + SumsLayout<S, kWidth, kColumns>::kBytes;
 };
 
-// Of piece_gradients.cuh: x and g [64][width], the weight [width][width] as it lies in memory, of up to 64 floats in
-// fragments, what making the sums takes.
+// Shared memory of segment_gradients.cuh: x and g [64][width]; the weight [width][width] as in global memory, floats of
+// up to 64 columns in fragment order; and what the sums need.
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 struct GradientsLayout {
   static constexpr bool kFragments = kInFragments<S, kWidth>;
-  // Floats are read across rows more often than along them.
+  // Float tiles are read down their columns more often than along their rows.
   static constexpr int kStride = kFragments ? kWidth + 8 : kTileStride<S, kWidth>;
-  static constexpr int kTile = kTilePieces * kStride;
+  static constexpr int kTile = kTileSegments * kStride;
   static constexpr int kWeight = kFragments ? 4 * kFragmentVectors<kWidth> : kWidth * kStride;
   static constexpr int kBytes =
       (2 * kTile + kWeight) * static_cast<int>(sizeof(S)) + SumsLayout<S, kWidth, kColumns>::kBytes;
 };
 
-// Of 64 floats memory is for two blocks only: they have twice as many warps.
+// Two blocks of float tiles of width 64 fill the shared memory of an SM, so they have twice as many warps.
 template <class S, int kWidth>
 constexpr int kRowColumns = sizeof(S) == 4 && kWidth == 64 ? kFewColumns : kWarpColumns<kWidth>;
 
-// Of row_sums.cuh: own rows [64][width], the matrix [width][width] as it lies in memory, of up to 64 floats in
-// fragments, of floats the sums [64][width], what making them takes.
+// Shared memory of row_sums.cuh: own rows [64][width]; the matrix [width][width] as in global memory, floats of up to
+// 64 columns in fragment order; the sums of float rows [64][width]; and what the sums need.
 template <class S, int kWidth, int kColumns = kRowColumns<S, kWidth>, bool kTwice = true>
 struct RowSumsLayout {
   static constexpr int kStride = kTileStride<S, kWidth>, kSumStride = kWidth + 8;
   static constexpr bool kFragments = kInFragments<S, kWidth>;
-  static constexpr int kOwn = kTilePieces * kStride;
+  static constexpr int kOwn = kTileSegments * kStride;
   static constexpr int kRoot = kFragments ? (kTwice ? 8 : 4) * kFragmentVectors<kWidth> : kWidth * kStride;
-  static constexpr int kSums = sizeof(S) == 4 ? kTilePieces * kSumStride : 0;
+  static constexpr int kSums = sizeof(S) == 4 ? kTileSegments * kSumStride : 0;
   static constexpr int kBytes = (kOwn + kRoot) * static_cast<int>(sizeof(S)) + kSums * static_cast<int>(sizeof(float)) +
                                 SumsLayout<S, kWidth, kColumns>::kBytes;
 };
 
-// Of own_gradients.cuh: own and grad [64][width], and of every thread the sums of a vector's columns.
+// Shared memory of own_gradients.cuh: own and grad [64][width], and for every thread the sums of a vector's columns.
 template <class S, int kWidth>
 struct OwnGradientsLayout {
-  static constexpr int kStride = kTileStride<S, kWidth>, kTile = kTilePieces * kStride;
+  static constexpr int kStride = kTileStride<S, kWidth>, kTile = kTileSegments * kStride;
   static constexpr int kSums = kFusedThreads * (16 / static_cast<int>(sizeof(S))) * static_cast<int>(sizeof(float));
   static constexpr int kBytes = 2 * kTile * static_cast<int>(sizeof(S)) + kSums;
 };
 
-// A matrix [width, width] in the 16-bit parts that tensor cores take, and scales of its columns: so many vectors
-// (scaled_halves.cuh).
+// Number of 16-byte vectors of a matrix [width, width] in float16 parts for tensor cores, and of the scales of its
+// columns (scaled_halves.cuh).
 constexpr int part_vectors(int width) { return width / 16 * (width / 16) * 2 * 32 + width / 4; }
 
-// Rows of up to 64 floats in tiles without padding: own and grad of two tiles; x and g of one and the parts of a weight
-// (short_gradients.cuh); the parts of two weights (short_pieces.cuh).
-constexpr int kFloatsBytes = kTilePieces * 64 * static_cast<int>(sizeof(float));
+// Shared memory of kernels for rows of up to 64 floats, in tiles without padding: own and grad of two tiles
+// (own_gradients.cuh); x and g of one tile and the parts of a weight (short_gradients.cuh); the parts of two weights
+// (short_segments.cuh).
+constexpr int kFloatsBytes = kTileSegments * 64 * static_cast<int>(sizeof(float));
 constexpr int kOwnSquaresBytes = 2 * 2 * kFloatsBytes;
 constexpr int kShortGradientsBytes = 2 * kFloatsBytes + part_vectors(64) * 16;
 constexpr int short_products_bytes(int width) { return 2 * part_vectors(width) * 16; }
 
-// The plan knows the memory of the first kernels alone.
+// The plan checks the memory of segment_gradients.cuh only, so these kernels must need no more.
 static_assert(OwnGradientsLayout<float, 64>::kBytes <= GradientsLayout<float, 64>::kBytes &&
               OwnGradientsLayout<float, 128>::kBytes <= GradientsLayout<float, 128>::kBytes &&
               OwnGradientsLayout<short, 64>::kBytes <= GradientsLayout<short, 64>::kBytes &&

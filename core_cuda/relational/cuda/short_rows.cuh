@@ -1,13 +1,12 @@
-// The kernel that makes the output of a relational layer (row_sums.cuh), A y + x W + bias, for rows of up to 64
-// numbers, where the rows of the CSR graph have few neighbours each and are many. (row_sums.cuh is faster for all
-// others.)
+// The kernel that computes the output of a relational layer (row_sums.cuh), A y + x W + bias, for rows of up to 64
+// elements, if the CSR graph has many rows with few neighbours each. (row_sums.cuh is faster for all others.)
 //
-// A warp has sixteen rows and waits for no other warp. It loads the nodes' own rows into the registers from which
-// tensor cores take them and multiplies them by the root matrix; the products stay in registers, and so do the sums of
-// the neighbours (short_sums.cuh), which are added before the store.
+// A warp processes sixteen rows at a time and, in its loop, waits for no other warp. It loads the nodes' own rows into
+// the registers from which tensor cores read them and multiplies them by the root matrix; the products stay in
+// registers, and so do the sums of the neighbours (short_sums.cuh), which are added before the store.
 //
-// The blocks that a device holds at once walk all rows, sixteen rows a warp in turn. The ends of the rows' segments are
-// prefetched two turns ahead, and the ids of the neighbours one turn ahead.
+// The grid has as many blocks as the device holds at a time. Its warps walk all rows, sixteen rows per warp and round.
+// The begins and ends of the rows' neighbours are prefetched two rounds ahead, and the neighbours' ids one round ahead.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ namespace edgeless::cuda::relational {
 template <class S>
 using OwnVectors = LaneVectors<S, kMostShortWidth>[2];
 
-// Of the lane's rows of the sixteen from `first` on their own, zeros where a row has none.
+// Loads the lane's vectors of the own rows of the sixteen rows from `first` on, and zeros for rows that have none.
 template <class S>
 __device__ __forceinline__ void load_own(const RowSumsArgs& args, int first, OwnVectors<S>& x) {
   const int lane = threadIdx.x % 32;
@@ -38,8 +37,8 @@ __device__ __forceinline__ void load_own(const RowSumsArgs& args, int first, Own
   }
 }
 
-// A matrix that 16-bit rows are multiplied by, in shared memory: for 16 depths and 16 columns a vector of every lane.
-// As in WeightParts, depths and columns are those of the numbers that a lane has of a row.
+// The root matrix for 16-bit rows in shared memory: a vector for every lane for 16 depths and 16 columns. As in
+// WeightParts, depths and columns are those of the elements that a lane has of a row.
 template <class S>
 struct OwnMatrix {
   static constexpr int kSteps = kMostShortWidth / 16;
@@ -88,7 +87,7 @@ struct OwnMatrix {
   static __device__ __forceinline__ void make_finite(const RowSumsArgs&, bool, int, WarpRows<kMostShortWidth>&) {}
 };
 
-// An infinity leaves no number behind when a float is split: such products are made again.
+// Recomputes products that are not finite: split() turns an infinity into NaN.
 static __device__ __noinline__ void make_own_again(const RowSumsArgs& args, const TypeMatrix& root, int first,
                                                    WarpRows<kMostShortWidth>& product) {
   const int lane = threadIdx.x % 32;
@@ -125,7 +124,7 @@ struct OwnMatrix<float> {
                                                      WarpRows<kMostShortWidth>& product) {
     if (all_finite(product)) return;
     const auto* const numbers = static_cast<const float*>(args.root.numbers);
-    WarpRows<kMostShortWidth> again;  // in memory: only here
+    WarpRows<kMostShortWidth> again;  // a copy in local memory, so that `product` stays in registers
     memcpy(again, product, sizeof(again));
     make_own_again(args, {numbers, args.root.row_numbers, transposed, args.own_width, args.width}, first, again);
     memcpy(product, again, sizeof(again));
@@ -137,11 +136,11 @@ __global__ void __launch_bounds__(ShortRows::kThreads, ShortRows::kBlocks)
     short_rows_kernel(const __grid_constant__ RowSumsArgs args) {
   constexpr int kPer = kOfVector<S>;
   __shared__ OwnMatrix<S> root;
-  __shared__ alignas(16) float bias[kMostShortWidth];  // for loads of whole vectors
+  __shared__ alignas(16) float bias[kMostShortWidth];  // aligned for vector loads
   const Neighbors& of = args.neighbors;
   const int width = args.width, rows = static_cast<int>(args.num_rows), lane = threadIdx.x % 32;
-  const int step = static_cast<int>(gridDim.x) * ShortRows::kWarps * kWarpPieces;
-  int first = (static_cast<int>(blockIdx.x) * ShortRows::kWarps + static_cast<int>(threadIdx.x) / 32) * kWarpPieces;
+  const int step = static_cast<int>(gridDim.x) * ShortRows::kWarps * kWarpSegments;
+  int first = (static_cast<int>(blockIdx.x) * ShortRows::kWarps + static_cast<int>(threadIdx.x) / 32) * kWarpSegments;
   Edges edges = first_edges<Weights::none>(of, load_ends(args.ptr, first, rows));
   Ends ends = load_ends(args.ptr, first + step, rows);
   if (args.own.numbers) root.template put<kTransposed>(args);
@@ -161,7 +160,7 @@ __global__ void __launch_bounds__(ShortRows::kThreads, ShortRows::kBlocks)
       root.multiply(own, product);
       root.make_finite(args, kTransposed, first, product);
     }
-    sum_pieces<kMostShortWidth, Weights::none, kFull, S, ShortRows::kFew>(of, edges, sum);
+    sum_segments<kMostShortWidth, Weights::none, kFull, S, ShortRows::kFew>(of, edges, sum);
 #pragma unroll
     for (int m = 0; m < std::extent_v<LaneVectors<S, kMostShortWidth>>; ++m) {
       const int column = (m * 4 + lane % 4) * kPer;

@@ -1,26 +1,27 @@
-// x^T g of two tiles in shared memory, of 64 rows of up to 64 floats each: a warp has a square of 32 columns of both.
-// Of x and g a lane reads four columns side by side at once; which of a fragment's rows or columns those are is as
-// well. So the results of a lane lie four side by side. By TF32: rows differ in their exponents (scaled_halves.cuh).
+// x^T g of two tiles in shared memory, which have 64 rows of up to 64 floats each. A warp computes a square of 32
+// columns of x by 32 columns of g. A lane loads four adjacent columns of x and of g at once. Which rows or columns of a
+// fragment these are is free, so the results of a lane are four adjacent elements too. The products use TF32 instead of
+// float16, because rows differ in their exponents (scaled_halves.cuh).
 #pragma once
 
 #include "../../common/tf32.cuh"
-#include "piece_tiles.h"
+#include "segment_tiles.h"
 
 namespace edgeless::cuda::relational {
 
-constexpr int kSquare = 32, kSquareVectors = 2 * kSquare / 4;  // of a row of a tile
+constexpr int kSquare = 32, kSquareVectors = 2 * kSquare / 4;  // 16-byte vectors of a tile's row
 
-// Where a vector of a row lies: eight lanes find eight vectors in all banks, be they two of each of four rows that
-// follow each other, or four of two.
+// Swizzled index of a vector in a tile: eight lanes access eight vectors in all banks, two in each of four consecutive
+// rows or four in each of two.
 __device__ __forceinline__ int place_of(int row, int vector) {
   return row * kSquareVectors + (vector ^ (row % 2 * 4 + row / 2 % 2 * 2));
 }
 
-// A warp's part. Of fragment [i][j] number 2 h + c is that of x's column 4 q + 2 i + h and g's column 8 t + 4 c + j,
-// counted from the square's first, in lane 4 q + t.
+// A warp's part. In lane 4 q + t, element 2 h + c of fragment [i][j] is that of x's column 4 q + 2 i + h and g's column
+// 8 t + 4 c + j, counted from the square's first.
 using Square = float[2][4][4];
 
-// Numbers of `sum` that are none because an infinity has been split, made again over rows [begin, end).
+// Recomputes elements of `sum` that are not finite, over rows [begin, end): split() turns an infinity into NaN.
 static __device__ __noinline__ void make_again(const float4* x, const float4* g, int down, int side, int begin, int end,
                                                Square& sum) {
   const int q = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -38,18 +39,19 @@ static __device__ __noinline__ void make_again(const float4* x, const float4* g,
 }
 
 // sum += the square that begins at columns `down` of x and `side` of g, over `count` rows, behind which there are zeros
-// up to a multiple of eight. visit() is given all of g's numbers of the square's columns, four at a time. Whole warp.
+// up to a multiple of eight. Calls visit() with all elements of g in the square's columns, four at a time. To be called
+// by the whole warp.
 template <class Visit>
 __device__ __forceinline__ void add_square(const float4* x, const float4* g, int down, int side, int count, Square& sum,
                                            Visit&& visit) {
-  constexpr int kOnCores = 32;  // rows that the tensor cores add up, who round towards zero
+  constexpr int kOnCores = 32;  // rows that are summed on the tensor cores, which round towards zero
   const int q = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll 1
   for (int chunk = 0; chunk < count; chunk += kOnCores) {
     Square part = {};
 #pragma unroll 1
     for (int row = chunk; row < min(chunk + kOnCores, count); row += 8) {
-      uint32_t left[2][2][4], right[2][4][2];  // the nearest numbers, and what is left
+      uint32_t left[2][2][4], right[2][4][2];  // TF32 parts: nearest, remainder
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float4 four_x = x[place_of(row + t + 4 * i, down / 4 + q)];
@@ -66,7 +68,7 @@ __device__ __forceinline__ void add_square(const float4* x, const float4* g, int
       multiply_parts(part, left, right, false);
     }
     if (!all_finite(part[0]) || !all_finite(part[1])) {
-      Square again;  // in memory: only here
+      Square again;  // a copy in local memory, so that `part` stays in registers
       memcpy(again, part, sizeof(again));
       make_again(x, g, down, side, chunk, min(chunk + kOnCores, count), again);
       memcpy(part, again, sizeof(again));
@@ -76,7 +78,7 @@ __device__ __forceinline__ void add_square(const float4* x, const float4* g, int
   }
 }
 
-// Stores it as part of a matrix [rows, columns].
+// Stores the square as part of a matrix [rows, columns].
 __device__ __forceinline__ void store_square(float* to, int rows, int columns, int down, int side, const Square& sum) {
   const int q = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll

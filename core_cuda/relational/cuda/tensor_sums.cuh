@@ -1,26 +1,25 @@
-// The sums of a tile's pieces on tensor cores, of numbers of 16 bits: as a product of two matrices, of which the first
-// has the edges' weights at their pieces and zeros elsewhere, and the second the neighbours' rows.
+// The sums of a tile's segments on tensor cores, for 16-bit rows, as a product of two matrices: the first has the
+// edges' weights at their segments and zeros elsewhere, the second the neighbours' rows.
 //
-// Adding on the cores of floats takes a dozen instructions for every 16 bytes of a row, and the branches at the ends of
-// pieces, of which a tile has one for every other edge. Here rows go to shared memory as they are, and of 16 pieces
-// only the edges they have are multiplied, which lie side by side. A weight is the sum of two numbers of 16 bits, so it
-// has as many digits as the sum wants; 1 needs one number. Zero times infinity is no zero: sums that are not finite are
-// made again edge by edge.
+// CUDA cores would take a dozen instructions for every 16 bytes of a row, and branches at the ends of segments, of
+// which a tile has one for every other edge. Here rows are copied to shared memory unconverted, and 16 segments are
+// multiplied only with their own edges, which are contiguous. A weight is the sum of two 16-bit values, which has as
+// many digits as the sum needs; a weight of 1 needs one value. Zero times infinity is NaN, so sums that are not finite
+// are recomputed edge by edge.
 #pragma once
 
 #include "tile_products.cuh"
 
 namespace edgeless::cuda::relational {
 
-// What weights are multiplied by before they are cut in two: in halves the second number of a weight such as 1e-5 would
-// have few digits.
+// Factor of weights before they are split: in float16 the remainder of a weight such as 1e-5 would have few digits.
 template <class S>
 constexpr float kWeightScale = std::is_same_v<S, __half> ? 64.0f : 1.0f;
 
 template <class S>
 constexpr uint32_t kTwoOnes = std::is_same_v<S, __half> ? 0x3c003c00u : 0x3f803f80u;
 
-// A weight as two numbers: the nearest, and what is left in the upper half.
+// A weight as two 16-bit values: the nearest one in the lower half, the remainder in the upper half.
 template <class S>
 __device__ __forceinline__ uint32_t cut_in_two(float weight) {
   const float scaled[2] = {weight * kWeightScale<S>, 0};
@@ -37,7 +36,7 @@ struct TileSums {
   static constexpr int kDepth = Layout::kDepth, kRows = Layout::kRows, kWeights = Layout::kWeights;
   static constexpr int kBytes = Layout::kBytes;
   static constexpr int kInLine = kWidth / 8, kLines = kThreads / kInLine, kCopies = kChunk / kLines;
-  static_assert(kRows * 2 >= kTilePieces * kWidth / 2 * 4, "two slices of four fit where a chunk's rows were");
+  static_assert(kRows * 2 >= kTileSegments * kWidth / 2 * 4, "two slices of four fit where a chunk's rows were");
   using Place = FusedPlace<kWidth, kColumns>;
   static constexpr int kSides = Place::kSides;
   using Sums = WarpSum<1, kSides>;
@@ -46,12 +45,12 @@ struct TileSums {
   TileWalk& walk;
   const Place place;
   uint16_t* tile;
-  uint16_t* rows;     // of this chunk and of the next
-  uint32_t* weights;  // cut in two
-  int at, end;        // the edges to prefetch next, and the end of their tile's edges
-  int ids[kCopies];   // their neighbours
-  float weight = 0;   // of the thread's
-  int buffer = 0;     // that the next chunk is to go to
+  uint16_t* rows;     // two buffers, for this chunk and the next
+  uint32_t* weights;  // weights of the edges in `rows`, split
+  int at, end;        // the next edge to prefetch, and the end of its tile's edges
+  int ids[kCopies];   // neighbours of the edges to prefetch next
+  float weight = 0;   // of the thread's edge
+  int buffer = 0;     // buffer of the next chunk
 
   __device__ __forceinline__ TileSums(const Neighbors& of, TileWalk& walk, uint16_t* tile, void* memory)
       : of(of),
@@ -60,55 +59,55 @@ struct TileSums {
         rows(static_cast<uint16_t*>(memory)),
         weights(reinterpret_cast<uint32_t*>(rows + 2 * kRows)) {}
 
-  // What these do is said where floats are summed, in tile_sums.cuh.
+  // The interface is described at the sums of floats (tile_sums.cuh).
   __device__ __forceinline__ void start() {
     __syncthreads();
     at = walk.now()[0], end = walk.now()[walk.count()];
     find();
-    ask();
+    prefetch();
     at += kChunk;
     if (at >= end) at = walk.next()[0], end = walk.next()[walk.next_count()];
     find();
   }
 
-  template <bool kEmpty, class AskOthers>
-  __device__ __forceinline__ void to_tile(AskOthers&& ask_others) {
-    put(sum(ask_others));
+  template <bool kEmpty, class PrefetchOthers>
+  __device__ __forceinline__ void to_tile(PrefetchOthers&& prefetch_others) {
+    put(sum(prefetch_others));
     await_others();
     __syncthreads();
   }
 
   __device__ __forceinline__ void advance() { walk.advance(); }
 
-  // The warp's part of a tile's sums, else as to_tile. Contains a barrier. With kOthers the prefetched rows have
-  // arrived when it returns; without, after await_others() and a barrier.
-  template <bool kOthers = false, class AskOthers>
-  __device__ __forceinline__ Sums sum(AskOthers&& ask_others) {
+  // Returns the warp's part of a tile's sums, otherwise like to_tile. Synchronizes the block. The rows of
+  // prefetch_others() have arrived on return with kOthers, else after await_others() and a barrier.
+  template <bool kOthers = false, class PrefetchOthers>
+  __device__ __forceinline__ Sums sum(PrefetchOthers&& prefetch_others) {
     Sums sums;
     const int* begins = walk.now();
     const int tile_begin = begins[0], tile_end = begins[walk.count()], slices = slices_of(walk.count());
-    walk.ask_ahead();
-    float by[2] = {0, 0};  // of the thread's two pieces
+    walk.prefetch_ahead();
+    float by[2] = {0, 0};  // factors of the thread's two segments
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int piece = place.down + threadIdx.x % 32 / 4 + h * 8;
-      if (of.of_pieces && piece < walk.count()) by[h] = __ldg(of.of_pieces + walk.first() + piece);
+      const int segment = place.down + threadIdx.x % 32 / 4 + h * 8;
+      if (of.of_segments && segment < walk.count()) by[h] = __ldg(of.of_segments + walk.first() + segment);
     }
     bool pending = false;
     for (int begin = tile_begin;; begin += kChunk) {
       await_all();
       __syncthreads();
       if (begin == tile_begin) {
-        ask_others();
+        prefetch_others();
         projection::commit_stage();
       }
       const bool last = begin + kChunk >= tile_end;
       const int now = buffer ^ 1;
-      ask();
+      prefetch();
       projection::commit_stage();
       at += kChunk;
       if (at >= end && !last) at = walk.next()[0], end = walk.next()[walk.next_count()];
-      pending = at >= end && last;  // that is the tile after the next
+      pending = at >= end && last;  // the next edges are those of the tile after the next
       if (!pending) find();
       const int count = min(kChunk, tile_end - begin);
       if (of.weights) {
@@ -124,7 +123,7 @@ struct TileSums {
       find();
     }
     if (slices > 1) {
-      __syncthreads();  // the rows of the last chunk are done with
+      __syncthreads();  // no warp reads the rows of the last chunk any more
       add_slices(slices, reinterpret_cast<float*>(rows + buffer * kRows), sums);
     }
     finish(begins, by, sums);
@@ -135,10 +134,10 @@ struct TileSums {
     return sums;
   }
 
-  // Waits for this thread's copies that ask_others() began.
+  // Waits for this thread's copies from prefetch_others().
   __device__ __forceinline__ static void await_others() { await_all_but<1>(); }
 
-  // The warp's part of a tile, to it as 16-bit numbers.
+  // Stores the warp's part of a tile as 16-bit elements.
   __device__ __forceinline__ void put(const Sums& sums) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -149,16 +148,17 @@ struct TileSums {
     }
   }
 
-  // A tile of few pieces has many edges of each: warps that would have no pieces take every second or fourth mma.
+  // Tiles of few segments have many edges per segment: warps that would have no segments take every second or fourth
+  // mma.
   __device__ __forceinline__ static int slices_of(int count) { return count <= 16 ? 4 : count <= 32 ? 2 : 1; }
 
   __device__ __forceinline__ static int line_of_warp() { return threadIdx.x / (32 * Place::kBeside); }
 
-  // Slices to sums, in a fixed order; what is left to warps without pieces is zero. Meets within.
+  // Adds the slices in a fixed order and leaves zeros in warps without segments. Synchronizes the block.
   __device__ __forceinline__ static void add_slices(int slices, float* memory, Sums& sums) {
     const int groups = 4 / slices, line = line_of_warp();
     for (int half = slices / 2; half > 0; half /= 2) {
-      const int from = half * groups;  // lines of warps from here on give, those before them take
+      const int from = half * groups;  // lines of warps from here on pass their sums to the lines before
       float* mine = memory + ((line % from) * Place::kBeside + threadIdx.x / 32 % Place::kBeside) * kSides * 4 * 32 +
                     threadIdx.x % 32;
       if (line >= from && line < 2 * from) {
@@ -185,7 +185,7 @@ struct TileSums {
     if (of.weights && threadIdx.x < kChunk && edge < end) weight = weight_of(of, edge);
   }
 
-  __device__ __forceinline__ void ask() {
+  __device__ __forceinline__ void prefetch() {
     const int line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine;
     const bool there = in_line < of.vectors;
     const char* base = of.rows + (there ? in_line * 16 : 0);
@@ -199,7 +199,7 @@ struct TileSums {
     buffer ^= 1;
   }
 
-  // Adds the edges [begin, begin + count) that chunk number `chunk` has.
+  // Adds the edges [begin, begin + count), which are in buffer `chunk`.
   template <bool kWeighted>
   __device__ __forceinline__ void add(const int* begins, int begin, int count, int chunk, int slices,
                                       Sums& sums) const {
@@ -212,7 +212,7 @@ struct TileSums {
     const uint32_t* by = weights + chunk * kWeights + lane % 4 * 2;
 #pragma unroll 1
     for (int depth = from + slice * kDepth; depth < to; depth += slices * kDepth) {
-      uint32_t nearest[4], rest[4], inside[2];  // which of the sixteen edges both pieces of the thread have
+      uint32_t nearest[4], rest[4], inside[2];  // inside: bits of the edges of both segments
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int first = min(max(firsts[h] - depth, 0), kDepth), last = max(min(ends[h] - depth, kDepth), first);
@@ -256,12 +256,12 @@ struct TileSums {
       for (int i = 0; i < kSides * 4; ++i) sums.of[0][i / 4][i % 4] *= 1 / kWeightScale<S>;
     }
     if (!all_finite(sums.of[0])) make_again(begins, sums);
-    if (!of.of_pieces) return;
+    if (!of.of_segments) return;
 #pragma unroll
     for (int i = 0; i < kSides * 4; ++i) sums.of[0][i / 4][i % 4] *= by[i % 4 / 2];
   }
 
-  // Zero times infinity, and an infinity behind which numbers of 16 bits go on, are no number.
+  // Recomputes sums that are not finite: an infinity times a weight or remainder of zero is NaN.
   __device__ __forceinline__ void make_again(const int* begins, Sums& sums) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll

@@ -1,4 +1,4 @@
-// Products of tiles that lie in shared memory, with the arithmetic of linear maps (projection/cuda).
+// Products of tiles in shared memory, with the arithmetic of linear maps (projection/cuda).
 #pragma once
 
 #include "../../common/words.cuh"
@@ -13,23 +13,23 @@ using projection::load_fragment;
 template <class S>
 constexpr int kMmaDepth = 32 / static_cast<int>(sizeof(S));
 
-// A warp's part of a product of two tiles: kDown mma of 16 rows, kStep rows apart, by kSides of eight columns.
+// A warp's accumulators for a product of two tiles: kDown mma of 16 rows, kStep rows apart, by kSides of eight columns.
 template <int kDown, int kSides>
 struct WarpSum {
   float of[kDown][kSides][4] = {};
 };
 
-// sum += rows [down, ...) of a by columns [side, ...) of b, over `depth`, a multiple of kMmaDepth.
+// sum += rows [down, ...) of a times columns [side, ...) of b, over `depth`, a multiple of kMmaDepth.
 template <class S, bool kTransposedA, bool kTransposedB, int kStride, int kStep, int kDown, int kSides>
 __device__ __forceinline__ void add_product(const TileNumber<S>* a, const TileNumber<S>* b, int down, int side,
                                             int depth, WarpSum<kDown, kSides>& sum) {
   if constexpr (std::is_same_v<S, float>) {
-    constexpr int kOnCores = 32;  // depth that the tensor cores add up, who round towards zero
+    constexpr int kOnCores = 32;  // depth that is summed on the tensor cores, which round towards zero
     for (int chunk = 0; chunk < depth; chunk += kOnCores) {
       WarpSum<kDown, kSides> part;
 #pragma unroll 1
       for (int inner = chunk; inner < min(chunk + kOnCores, depth); inner += kMmaDepth<S>) {
-        uint32_t rows[2][kDown][4];  // the nearest numbers, and what is left
+        uint32_t rows[2][kDown][4];  // TF32 parts: nearest, remainder
 #pragma unroll
         for (int i = 0; i < kDown; ++i) {
           uint32_t x[4];
@@ -45,7 +45,7 @@ __device__ __forceinline__ void add_product(const TileNumber<S>* a, const TileNu
           for (int h = 0; h < 4; ++h) {
             split(__uint_as_float(x[h]), columns[0][h / 2][h % 2], columns[1][h / 2][h % 2]);
           }
-          // The small products first; those that follow each other do not wait for each other.
+          // The small products come first. Consecutive mma are independent.
 #pragma unroll
           for (int product = 0; product < 3; ++product) {
 #pragma unroll
@@ -89,8 +89,8 @@ __device__ __forceinline__ void add_product(const TileNumber<S>* a, const TileNu
   }
 }
 
-// Puts a matrix [depth, columns] where kFragmentVectors are, or one that lies `transposed`; what is outside is zero.
-// Whole block.
+// Stores a matrix [depth, columns] of floats in fragment order (kFragmentVectors); elements outside are zero.
+// kTransposed: it is stored as [columns, depth]. To be called by the whole block.
 template <int kWidth, bool kTransposed, bool kTwice, int kThreads>
 __device__ __forceinline__ void put_fragments(uint4* to, const float* from, int64_t row_numbers, int depth,
                                               int columns) {
@@ -113,12 +113,12 @@ __device__ __forceinline__ void put_fragments(uint4* to, const float* from, int6
   }
 }
 
-// sum = rows [down, down + 16) of a by columns [side, ...) of a matrix as put_fragments puts it, over `depth`, a
-// multiple of 8. Sums of 32 products leave the tensor cores, who round towards zero.
+// sum = rows [down, down + 16) of a times columns [side, ...) of a matrix in fragment order, over `depth`, a multiple
+// of 8. Tensor cores round towards zero, so sums of 32 products are moved out.
 template <int kWidth, bool kTwice, int kStride, int kSides>
 __device__ __forceinline__ void multiply_fragments(const float* a, const uint4* b, int down, int side, int depth,
                                                    WarpSum<1, kSides>& sum) {
-  constexpr int kOnCores = 32, kTogether = 4;  // so many fragments of columns, which do not wait for each other
+  constexpr int kOnCores = 32, kTogether = 4;  // depth that tensor cores sum; independent column fragments
   const uint4* columns_at = b + side / 16 * 32 + threadIdx.x % 32;
 #pragma unroll
   for (int chunk = 0; chunk < kWidth; chunk += kOnCores) {
@@ -164,14 +164,14 @@ __device__ __forceinline__ void multiply_fragments(const float* a, const uint4* 
   }
 }
 
-// An operand of a product: how many numbers lie from one of its lines to the next, and from one depth to the next.
+// An operand of a product: elements from one row of a, or one column of b, to the next, and from one depth to the next.
 template <class T>
 struct Lines {
   const T* numbers;
   int line, depth;
 };
 
-// Sixteen rows of 8 kSides numbers that a warp has as sums, as rows of another product of 16 bits.
+// Sixteen rows of 8 kSides sums of a warp, converted to the left operand of a 16-bit product.
 template <int kSides>
 struct SummedRows {
   uint32_t of[kSides / 2][4];
@@ -188,7 +188,7 @@ __device__ __forceinline__ SummedRows<kSides> as_rows(const WarpSum<1, kSides>& 
   return rows;
 }
 
-// sum += the rows by columns [side, ...) of b, over `depth`, a multiple of kMmaDepth.
+// sum += the rows of a times columns [side, ...) of b, over `depth`, a multiple of kMmaDepth.
 template <class S, bool kTransposedB, int kStride, int kDepths, int kSides>
 __device__ __forceinline__ void add_product(const SummedRows<kDepths>& a, const uint16_t* b, int side, int depth,
                                             WarpSum<1, kSides>& sum) {
@@ -207,8 +207,8 @@ __device__ __forceinline__ void add_product(const SummedRows<kDepths>& a, const 
   }
 }
 
-// An infinity leaves no number behind when a float is split: such sums of a b over `depth` are made again, those below
-// `rows` and `columns`.
+// Recomputes elements of a b, over `depth`, that are not finite, below `rows` and `columns`: split() turns an infinity
+// into NaN.
 template <class S, int kSides>
 __device__ __forceinline__ void make_again(float (&sum)[kSides][4], int down, int side, int rows, int columns,
                                            const Lines<TileNumber<S>>& a, const Lines<TileNumber<S>>& b, int depth) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void make_again(float (&sum)[kSides][4], int down, in
   }
 }
 
-// Of words that four lanes side by side hold, lane i gets the i-th of each.
+// Transposes the words of four adjacent lanes: lane i gets word i of each.
 __device__ __forceinline__ void exchange_fours(uint32_t* words) {
 #pragma unroll
   for (int bit = 1; bit < 4; bit *= 2) {
@@ -243,8 +243,9 @@ __device__ __forceinline__ void exchange_fours(uint32_t* words) {
   }
 }
 
-// Stores a warp's sums as rows of `to`, whose first is the tile's: those below `rows`, and columns below `columns`, in
-// whole vectors. Whole warp. kOnce: what is read once, and should not drive from the cache what is read more often.
+// Stores a warp's sums below `rows` and `columns` as rows of `to`, which points to the first row of the tile. Rows must
+// be whole vectors. To be called by the whole warp. kOnce: the rows are read once, so they should not evict rows that
+// are read more often.
 template <bool kOnce, class S, int kSides>
 __device__ __forceinline__ void store_sums(S* to, int64_t row_numbers, int rows, int columns, int down, int side,
                                            const float (&sum)[kSides][4]) {
@@ -284,10 +285,10 @@ __device__ __forceinline__ void store_sums(S* to, int64_t row_numbers, int rows,
   }
 }
 
-// Asks for a matrix [rows, columns] as the first rows of a tile of kRows by kWidth; what is outside is zero. Whole
-// block.
+// Prefetches a matrix [rows, columns] into the first rows of a tile of kRows by kWidth; elements outside are zero. To
+// be called by the whole block.
 template <int kRows, int kWidth, int kStride, int kThreads = kFusedThreads, class T>
-__device__ __forceinline__ void ask_for_matrix(T* tile, const void* from, int64_t row_numbers, int rows, int columns) {
+__device__ __forceinline__ void prefetch_matrix(T* tile, const void* from, int64_t row_numbers, int rows, int columns) {
   constexpr int kVector = 16 / sizeof(T), kInLine = kWidth / kVector;
   const T* numbers = static_cast<const T*>(from);
 #pragma unroll 4
@@ -301,7 +302,7 @@ __device__ __forceinline__ void ask_for_matrix(T* tile, const void* from, int64_
 
 __host__ __device__ constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-// A warp's place in a tile of 64 rows by kWidth columns: it has 16 rows and kColumns columns.
+// The part of a tile of 64 rows by kWidth columns that a warp computes: 16 rows and kColumns columns.
 template <int kWidth, int kColumns = kWidth / 2>
 struct FusedPlace {
   static constexpr int kSides = kColumns / 8, kBeside = kWidth / kColumns;

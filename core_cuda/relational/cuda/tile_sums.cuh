@@ -1,19 +1,18 @@
-// How the edges of a tile's pieces are summed. So too the neighbours of rows: a row is then what is called a piece
-// here, and its neighbours the edges. Numbers of 16 bits are summed in tensor_sums.cuh, floats here, into rows of
-// shared memory.
+// Sums the edges of a tile's segments: float rows here, into rows of shared memory, and 16-bit rows in tensor_sums.cuh.
+// The sums of rows use the same code, with rows as segments and neighbours as edges.
 //
-// A team of lanes, mostly a whole warp, has one row of a neighbour. The edges of a tile lie side by side and every team
-// takes as many of them, whatever pieces they belong to: a hub's piece falls to many teams and short ones to one. Of a
-// piece that several teams share, all but the first leave their sum in shared memory, and the second adds them in their
-// order.
+// A sub-warp, mostly a whole warp, holds one neighbour's row. The edges of a tile are contiguous, and all sub-warps
+// have the same quota of them, whatever segments these belong to: a hub's segment is divided among many sub-warps, and
+// one sub-warp sums several short segments. If several sub-warps sum a segment, the first one stores its sum to the
+// tile and the others store theirs as leads, which the second one adds in order.
 //
-// What bounds this are instructions, not bytes. So each lane looks up one edge, its row and where its piece's sum goes,
-// and leaves that in shared memory, from where all lanes read it for four edges at once; rows come to shared memory by
-// themselves, sixteen ahead; and the end of a piece is no branch.
+// Instructions are the limit here, not bytes. So each lane looks up one edge, its row and the address of its segment's
+// sum, and stores them in shared memory, from which all lanes read four edges at once; rows are copied to shared memory
+// by cp.async, up to sixteen ahead; and the end of a segment takes no branch.
 //
-// A tile has few edges for a team, so what counts too is that something is always on its way: while a tile is
-// multiplied, the first rows of the next one are, while it is summed, the ids of the next one's edges and where the
-// pieces of the one after that begin.
+// A sub-warp has few edges of a tile, so it also prefetches across tiles. The first rows of the next tile are in flight
+// while a tile is multiplied; the ids of the next tile's edges, and the begins of segments in the tile after it, are in
+// flight while a tile is summed.
 #pragma once
 
 #include <climits>
@@ -21,7 +20,7 @@
 #include "../../common/words.cuh"
 #include "../../projection/cuda/tiles.cuh"
 #include "entries.cuh"
-#include "piece_tiles.h"
+#include "segment_tiles.h"
 #include "shared_access.cuh"
 #include "shared_layout.h"
 
@@ -29,25 +28,25 @@ namespace edgeless::cuda::relational {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Numbers in shared memory: floats, or 16 bits of whatever kind.
+// Elements in shared memory: floats, or the bits of a 16-bit type.
 template <class S>
 using TileNumber = std::conditional_t<std::is_same_v<S, float>, float, uint16_t>;
 
-// The tiles of a block's share, one after the other.
+// Walks the tiles of a block's quota.
 struct TileWalk {
   const int32_t *tiles, *ptr;
   TileBegins& begins;
   int tile, last, slot = 0;
-  int bounds[5];      // first pieces of this tile and of those after it; behind the share's last tile there are none
-  int ahead = 0;      // the thread's piece of the tile after the next begins there
-  int ahead_end = 0;  // and that tile's edges end there
+  int bounds[5];      // first segments of this tile and the next ones; tiles behind the quota are empty
+  int ahead = 0;      // first edge of the thread's segment in the tile after the next
+  int ahead_end = 0;  // end of that tile's edges
 
-  // To be followed by a barrier.
+  // A barrier must follow.
   __device__ __forceinline__ TileWalk(const int32_t* tiles, const int32_t* ptr, int first, int last, TileBegins& begins)
       : tiles(tiles), ptr(ptr), begins(begins), tile(first), last(last) {
 #pragma unroll
     for (int i = 0; i < 5; ++i) bounds[i] = tiles[min(first + i, last)];
-    if (threadIdx.x <= kTilePieces) {
+    if (threadIdx.x <= kTileSegments) {
       const int i = threadIdx.x;
       const int now = ptr[min(bounds[0] + i, bounds[1])], next = ptr[min(bounds[1] + i, bounds[2])];
       begins[0][i] = now, begins[1][i] = next;
@@ -61,13 +60,13 @@ struct TileWalk {
   __device__ __forceinline__ const int* now() const { return begins[slot]; }
   __device__ __forceinline__ const int* next() const { return begins[slot == 2 ? 0 : slot + 1]; }
 
-  __device__ __forceinline__ void ask_ahead() {
+  __device__ __forceinline__ void prefetch_ahead() {
     ahead_end = ptr[bounds[3]];
-    if (threadIdx.x <= kTilePieces) ahead = ptr[min(bounds[2] + static_cast<int>(threadIdx.x), bounds[3])];
+    if (threadIdx.x <= kTileSegments) ahead = ptr[min(bounds[2] + static_cast<int>(threadIdx.x), bounds[3])];
   }
-  // When nobody needs the tile before this one.
+  // Overwrites the begins of the tile before this one, so no thread may still read them.
   __device__ __forceinline__ void put_ahead() {
-    if (threadIdx.x <= kTilePieces) begins[slot == 0 ? 2 : slot - 1][threadIdx.x] = ahead;
+    if (threadIdx.x <= kTileSegments) begins[slot == 0 ? 2 : slot - 1][threadIdx.x] = ahead;
   }
   __device__ __forceinline__ void advance() {
     ++tile, slot = slot == 2 ? 0 : slot + 1;
@@ -77,14 +76,14 @@ struct TileWalk {
   }
 };
 
-// Waits for all copies of this thread.
+// Waits for all asynchronous copies of this thread.
 __device__ __forceinline__ void await_all() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;");
 #endif
 }
 
-// But for its last kStages stages.
+// Waits until at most the last kStages stages of this thread's copies are in flight.
 template <int kStages>
 __device__ __forceinline__ void await_all_but() {
 #if __CUDA_ARCH__ >= 800
@@ -92,13 +91,12 @@ __device__ __forceinline__ void await_all_but() {
 #endif
 }
 
-// An edge's weight.
 __device__ __forceinline__ float weight_of(const Neighbors& of, int edge) {
   if (!of.weights) return 1;
   return of.ids ? __ldg(of.weights + __ldcs(of.ids + edge)) : __ldcs(of.weights + edge);
 }
 
-// The sums of tile after tile, kToStride numbers from row to row; of 16-bit numbers in tensor_sums.cuh.
+// Sums tile after tile into rows that are kToStride elements apart. For 16-bit rows see tensor_sums.cuh.
 template <class S, int kWidth, int kColumns, int kToStride = kTileStride<S, kWidth>>
 struct TileSums;
 
@@ -109,34 +107,35 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
   using Layout = FloatSumsLayout<kWidth, kColumns>;
   static constexpr int kThreads = Layout::kThreads, kPer = Layout::kPer, kAhead = Layout::kAhead;
   static constexpr int kLeads = Layout::kLeads, kBytes = Layout::kBytes;
-  static constexpr int kTogether = 4 / kPer;  // rows that the lanes ask for at once, 16 bytes each
+  static constexpr int kTogether = 4 / kPer;  // rows that the lanes copy at a time, 16 bytes each
   struct Edge {
     int row;  // of the neighbour, -1: none
     float weight;
-    int piece;
-    uint32_t to;  // where in shared memory the sum goes that ends here; 0, where no sum lies, if it goes on
+    int segment;
+    uint32_t to;  // shared memory address of the sum that ends here; 0 (never such an address) if it goes on
   };
   const Neighbors& of;
   TileWalk& walk;
   float* tile;
-  // The team's in shared memory: its part of a piece that it does not begin; kAhead rows; of 2 width() edges the
-  // numbers of rows, weights and where sums go.
+  // The sub-warp's shared memory: its part of a segment that begins in an earlier sub-warp; kAhead rows; for 2 width()
+  // edges the row ids, the weights and the addresses of sums.
   uint32_t leads, rows, edges;
-  int begin = 0, end = 0, share = 0;  // edges [begin, end) of `share` at most, which is the same in the whole block
-  int lead = -1;                      // the piece at `begin`, where that began in another team's share
-  const char* from;                   // row 0's 16 bytes that the lane asks for
-  uint32_t row_bytes;                 // from there to those of the next row
-  int least;                          // it asks for rows from this one on: all, or none where it is behind their end
+  int begin = 0, end = 0, share = 0;  // edges [begin, end), at most `share`, the quota of all sub-warps
+  int lead = -1;                      // the segment at `begin` if it begins in an earlier sub-warp, else -1
+  const char* from;                   // the 16 bytes of row 0 that the lane copies
+  uint32_t row_bytes;                 // bytes from row to row
+  int least;  // the lane copies rows from this one on: 0, or INT_MAX if its 16 bytes are behind the end of a row
 
-  // `tile` is where sums go, `memory` has kBytes.
+  // `tile` receives the sums; `memory` has kBytes.
   __device__ __forceinline__ TileSums(const Neighbors& of, TileWalk& walk, float* tile, void* memory)
       : of(of), walk(walk), tile(tile) {
-    leads = projection::shared_address(memory) + (team() << width_log2()) * kPer * 4;
-    rows = projection::shared_address(memory) + kLeads + (team() << width_log2()) * kPer * kAhead * 4;
-    edges = projection::shared_address(memory) + kLeads + kThreads * kAhead * kPer * 4 + (team() << width_log2()) * 24;
+    leads = projection::shared_address(memory) + (sub_warp() << width_log2()) * kPer * 4;
+    rows = projection::shared_address(memory) + kLeads + (sub_warp() << width_log2()) * kPer * kAhead * 4;
+    edges =
+        projection::shared_address(memory) + kLeads + kThreads * kAhead * kPer * 4 + (sub_warp() << width_log2()) * 24;
     const int in_row = lane() & ((1 << row_lanes_log2()) - 1);
     from = reinterpret_cast<const char*>(in_register(reinterpret_cast<uintptr_t>(of.rows + in_row * 16)));
-    row_bytes = in_register(of.row_bytes + threadIdx.y);  // which is 0, but only we know
+    row_bytes = in_register(of.row_bytes + threadIdx.y);  // adds 0, which the compiler does not know
     least = in_register(in_row < of.vectors ? 0 : INT_MAX);
     if (of.vectors * 4 < width() * kPer) {  // lanes behind a row's end add zeros
       const float zeros[kPer] = {};
@@ -144,24 +143,24 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
     }
   }
 
-  // To be called first: asks for the first tile's rows. Whole block; meets once within.
+  // Prefetches the first tile's rows. To be called first, by the whole block, which it synchronizes once.
   __device__ __forceinline__ void start() {
     __syncthreads();
     begin_tile(walk.now(), walk.count(), first_edge(walk.now(), walk.count()));
   }
 
-  // The sums of a tile as rows of `tile`, zeros behind the last and, where kEmpty, where a piece has no edges. When it
-  // returns all are there, and rows of the next tile are in flight. Columns that no row has are zero or not written.
-  // ask_others() asks for other rows, which are there too. Whole block.
-  template <bool kEmpty, class AskOthers>
-  __device__ __forceinline__ void to_tile(AskOthers&& ask_others) {
+  // Stores the sums of a tile as rows of `tile`, with zeros behind the last and, if kEmpty, for segments without edges.
+  // On return all sums are stored, the rows that prefetch_others() requested have arrived, and rows of the next tile
+  // are in flight. Columns behind the end of rows are zero or not written. To be called by the whole block.
+  template <bool kEmpty, class PrefetchOthers>
+  __device__ __forceinline__ void to_tile(PrefetchOthers&& prefetch_others) {
     const int count = walk.count();
     const int* now = walk.now();
-    ask_others();  // after the rows in flight, which are waited for first
-    walk.ask_ahead();
+    prefetch_others();  // behind the rows in flight, for which sum() waits first
+    walk.prefetch_ahead();
     const Edge next = first_edge(walk.next(), walk.next_count());
     constexpr int kInLine = kWidth / 4, kLines = kThreads / kInLine;
-    for (int row = threadIdx.x / kInLine + (kEmpty ? 0 : count); row < min(count + 8, kTilePieces); row += kLines) {
+    for (int row = threadIdx.x / kInLine + (kEmpty ? 0 : count); row < min(count + 8, kTileSegments); row += kLines) {
       if (row < count && now[row] < now[row + 1]) continue;
       *reinterpret_cast<float4*>(tile + row * kToStride + threadIdx.x % kInLine * 4) = make_float4(0, 0, 0, 0);
     }
@@ -174,83 +173,84 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
     begin_tile(walk.next(), walk.next_count(), next);
   }
 
-  // To the next tile, when this one's sums are done with. Whole block.
+  // Moves to the next tile when this one's sums are no longer needed. To be called by the whole block.
   __device__ __forceinline__ void advance() {
     walk.advance();
     __syncthreads();
   }
 
-  // Lanes of a row: a warp, but for wide rows' kernel when it sums narrow ones; no fewer than rows are ahead.
-  __device__ __forceinline__ int width_log2() const { return kPer < 4 ? 5 : max(of.team_log2, 4); }
+  // Lanes per row: a warp, except in the kernel for wide rows if it sums narrow ones; at least kAhead.
+  __device__ __forceinline__ int width_log2() const { return kPer < 4 ? 5 : max(of.sub_warp_log2, 4); }
   __device__ __forceinline__ int width() const { return 1 << width_log2(); }
   __device__ __forceinline__ int row_lanes_log2() const { return width_log2() - (kTogether == 4 ? 2 : kTogether / 2); }
   __device__ __forceinline__ int lane() const { return threadIdx.x & (width() - 1); }
-  __device__ __forceinline__ int team() const { return threadIdx.x >> width_log2(); }
+  __device__ __forceinline__ int sub_warp() const { return threadIdx.x >> width_log2(); }
   __device__ __forceinline__ uint32_t row_at(int i) const { return rows + (i << width_log2()) * kPer * 4; }
-  __device__ __forceinline__ uint32_t tile_at(int piece) const {
-    return projection::shared_address(tile) + piece * kToStride * 4;
+  __device__ __forceinline__ uint32_t tile_at(int segment) const {
+    return projection::shared_address(tile) + segment * kToStride * 4;
   }
 
-  // An edge of the team whose edges are [begin, end).
+  // Looks up an edge of the sub-warp that has edges [begin, end).
   __device__ __forceinline__ Edge edge_at(const int* begins, int count, int begin, int end, int edge) const {
     if (edge >= end) return {-1, 1, 0, 0};
     const int row = __ldcs(of.indices + edge);
     const float weight = weight_of(of, edge);
-    int piece = 0;  // the last that begins there or before
+    int segment = 0;  // the last segment that begins at or before the edge
 #pragma unroll
-    for (int step = kTilePieces / 2; step > 0; step /= 2) {
-      if (piece + step < count && begins[piece + step] <= edge) piece += step;
+    for (int step = kTileSegments / 2; step > 0; step /= 2) {
+      if (segment + step < count && begins[segment + step] <= edge) segment += step;
     }
-    const bool last = edge + 1 == begins[piece + 1] || edge + 1 == end;
-    return {row, weight, piece, !last ? 0 : begins[piece] < begin ? leads : tile_at(piece)};
+    const bool last = edge + 1 == begins[segment + 1] || edge + 1 == end;
+    return {row, weight, segment, !last ? 0 : begins[segment] < begin ? leads : tile_at(segment)};
   }
 
-  // Leaves the lane's edge, number i + lane() of the team, where all lanes find it; i: a multiple of width().
+  // Stores the lane's edge, which is edge i + lane() of the sub-warp, where all lanes read it. i: a multiple of
+  // width().
   __device__ __forceinline__ void put_edge(int i, const Edge& edge) const {
     const uint32_t at = edges + ((i & width()) + lane()) * 4, step = width() * 8;
-    // Of rows those lie side by side that one lane asks for.
+    // The ids of the rows that one lane copies are adjacent.
     const int in_batch = lane() % 4, place = in_batch / kTogether + in_batch % kTogether * (4 / kTogether);
     store_shared(at + (place - in_batch) * 4, edge.row), store_shared(at + step, __float_as_uint(edge.weight));
     store_shared(at + 2 * step, edge.to);
   }
 
-  // The team's edges in a tile.
+  // Edges of a tile per sub-warp.
   __device__ __forceinline__ int share_of(const int* begins, int count) const {
-    const int teams = kThreads >> width_log2();
-    return (begins[count] - begins[0] + teams - 1) >> (__ffs(kThreads) - 1 - width_log2());
+    const int sub_warps = kThreads >> width_log2();
+    return (begins[count] - begins[0] + sub_warps - 1) >> (__ffs(kThreads) - 1 - width_log2());
   }
 
   __device__ __forceinline__ Edge first_edge(const int* begins, int count) const {
-    const int of_team = share_of(begins, count), begin = begins[0] + of_team * team();
-    return edge_at(begins, count, begin, min(begin + of_team, begins[count]), begin + lane());
+    const int of_sub_warp = share_of(begins, count), begin = begins[0] + of_sub_warp * sub_warp();
+    return edge_at(begins, count, begin, min(begin + of_sub_warp, begins[count]), begin + lane());
   }
 
-  // Asks for a tile's first rows.
+  // Prefetches a tile's first rows.
   __device__ __forceinline__ void begin_tile(const int* begins, int count, const Edge& first) {
     share = share_of(begins, count);
-    begin = min(begins[0] + share * team(), begins[count]), end = min(begin + share, begins[count]);
+    begin = min(begins[0] + share * sub_warp(), begins[count]), end = min(begin + share, begins[count]);
     put_edge(0, first);
-    if (share + kAhead > width()) {  // else nobody looks there
+    if (share + kAhead > width()) {  // otherwise these edges are not read
       put_edge(width(), edge_at(begins, count, begin, end, begin + width() + lane()));
     }
-    const int piece = __shfl_sync(kAllLanes, first.piece, 0, width());
-    lead = begin < end && begins[piece] < begin ? piece : -1;
+    const int segment = __shfl_sync(kAllLanes, first.segment, 0, width());
+    lead = begin < end && begins[segment] < begin ? segment : -1;
     __syncwarp();
     Numbers numbers[kAhead / kSumBatch];
 #pragma unroll
     for (int i = 0; i < kAhead / kSumBatch; ++i) find(i * kSumBatch, numbers[i]);
 #pragma unroll
-    for (int i = 0; i < kAhead / kSumBatch; ++i) ask(i * kSumBatch, numbers[i]);
+    for (int i = 0; i < kAhead / kSumBatch; ++i) prefetch(i * kSumBatch, numbers[i]);
   }
 
-  // Among the edges from number `at` on, whose rows are prefetched together, finds those of which the lane loads a
-  // part.
+  // Among the kSumBatch edges from `at` on, whose rows are copied together, loads the row ids of those that the lane
+  // copies.
   using Numbers = uint32_t[kSumBatch / kTogether];
   __device__ __forceinline__ void find(int at, Numbers& numbers) const {
     const int which = lane() >> row_lanes_log2();
     load_shared(edges + ((at & (2 * width() - 1)) + which * (kSumBatch / kTogether)) * 4, numbers);
   }
-  __device__ __forceinline__ void ask(int at, const Numbers& numbers) const {
+  __device__ __forceinline__ void prefetch(int at, const Numbers& numbers) const {
     const int which = lane() >> row_lanes_log2(), in_row = lane() & ((1 << row_lanes_log2()) - 1);
     const uint32_t to = row_at((at & (kAhead - 1)) + which) + in_row * 16;
 #pragma unroll
@@ -261,7 +261,8 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
     projection::commit_stage();
   }
 
-  // Sums of the team's edges: of what pieces it has of each, to the tile, or to leads where others come before it.
+  // Sums the sub-warp's edges segment by segment, into the tile, or into its lead if a segment begins in an earlier
+  // sub-warp.
   __device__ __forceinline__ void sum(const int* begins, int count) {
     float sum[kPer] = {};
     const uint32_t lane_at = lane() * kPer * 4, step = width() * 8;
@@ -286,7 +287,7 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
         for (int k = 0; k < kPer; ++k) sum[k] = to[u] ? 0 : sum[k];
       }
       __syncwarp();
-      ask(done + kAhead, numbers);
+      prefetch(done + kAhead, numbers);
       if (((done + kSumBatch) & (width() - 1)) == 0) {
         const int next = done + kSumBatch + width();
         put_edge(next, edge_at(begins, count, begin, end, begin + next + lane()));
@@ -295,14 +296,14 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
     }
   }
 
-  // Adds what all teams have of the piece that this one is the second to have something of.
+  // Adds the leads of a segment to its sum, in the sub-warp that has the second part of the segment.
   __device__ __forceinline__ void add_leads(const int* begins) {
     const uint32_t lane_at = lane() * kPer * 4, at = tile_at(lead) + lane_at;
     float sum[kPer];
     load_shared(at, sum);
-    for (int other = team(); begins[0] + other * share < begins[lead + 1]; ++other) {
+    for (int other = sub_warp(); begins[0] + other * share < begins[lead + 1]; ++other) {
       float x[kPer];
-      load_shared(leads + ((other - team()) << width_log2()) * kPer * 4 + lane_at, x);
+      load_shared(leads + ((other - sub_warp()) << width_log2()) * kPer * 4 + lane_at, x);
 #pragma unroll
       for (int k = 0; k < kPer; ++k) sum[k] += x[k];
     }

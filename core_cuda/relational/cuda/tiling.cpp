@@ -19,7 +19,7 @@ jit::Expression tiling_expression(const char* kernel) {
 }  // namespace
 
 template <class I>
-void tile_pieces(const Tiling<I>& args, int64_t* totals, const jit::Queue& queue) {
+void tile_segments(const Tiling<I>& args, int64_t* totals, const jit::Queue& queue) {
   jit::launch(queue, tiling_expression<I>("relational::type_tiles_kernel"), {1, kTypeThreads}, args, totals);
   const int64_t threads = std::max(args.num_tiles(), totals ? args.num_rows : 0);
   jit::launch(queue, tiling_expression<I>("relational::tiles_kernel"), {blocks_for(threads), kThreads}, args, totals);
@@ -37,7 +37,7 @@ void split_hubs(const Tiling<I>& args, void* scratch, const jit::Queue& queue) {
   jit::launch(queue, tiling_expression<I>("relational::added_kernel"), {blocks_for(ends), kThreads}, args);
   exclusive_sum(args.hub_parts, ends, kWide, scratch, queue);
   exclusive_sum(args.of_rows, ends, kWide, scratch, queue);
-  jit::launch(queue, tiling_expression<I>("relational::place_kernel"), {blocks_for(args.pieces), kThreads}, args);
+  jit::launch(queue, tiling_expression<I>("relational::place_kernel"), {blocks_for(args.segments), kThreads}, args);
 }
 
 template <class I>
@@ -46,10 +46,10 @@ void tile_rows(const I* ptr, int64_t num_rows, int64_t count, I* row_tiles, cons
               count, row_tiles);
 }
 
-#define INSTANTIATE(I)                                                         \
-  template void tile_pieces<I>(const Tiling<I>&, int64_t*, const jit::Queue&); \
-  template size_t hubs_scratch<I>(int64_t);                                    \
-  template void split_hubs<I>(const Tiling<I>&, void*, const jit::Queue&);     \
+#define INSTANTIATE(I)                                                           \
+  template void tile_segments<I>(const Tiling<I>&, int64_t*, const jit::Queue&); \
+  template size_t hubs_scratch<I>(int64_t);                                      \
+  template void split_hubs<I>(const Tiling<I>&, void*, const jit::Queue&);       \
   template void tile_rows<I>(const I*, int64_t, int64_t, I*, const jit::Queue&);
 INSTANTIATE(int32_t)
 INSTANTIATE(int64_t)

@@ -1,9 +1,9 @@
-// The kernels that cut pieces, and rows, into tiles of bounded work (../tiling.h), a thread for each item.
+// The kernels that divide segments and rows into tiles of bounded work (../tiling.h), with a thread per item.
 //
-// Every tile finds the first piece or row that it has by a binary search. Of a graph with hubs, which are rows of very
-// many pieces, every row says what it adds up, and every piece finds its place; two exclusive scans (common/scan.h)
-// run between these two kernels. Totals are whole numbers, so the order in which atomic operations add them changes
-// nothing.
+// Every tile finds its first segment or row by a binary search. In a graph with hubs, which are rows of very many
+// segments, added_kernel counts what each row sums, two exclusive scans (common/scan.h) turn the counts into offsets,
+// and place_kernel writes every segment to its row's list. Totals are integers, so the order of their atomic additions
+// does not change them.
 #pragma once
 
 #include <cstdint>
@@ -32,29 +32,29 @@ __global__ void __launch_bounds__(kTypeThreads) type_tiles_kernel(Tiling<I> args
 template <class I>
 __global__ void tiles_kernel(Tiling<I> args, int64_t* totals) {
   const int64_t i = thread_id();
-  if (i < args.num_tiles()) args.tiles[i] = static_cast<I>(first_piece_of_tile(args, i));
+  if (i < args.num_tiles()) args.tiles[i] = static_cast<I>(first_segment_of_tile(args, i));
   if (!totals || i >= args.num_rows) return;
-  const int64_t pieces = args.pieces_of_row(i);
-  if (!is_hub(pieces)) return;
+  const int64_t segments = args.segments_of_row(i);
+  if (!is_hub(segments)) return;
   auto* of = reinterpret_cast<unsigned long long*>(totals);
-  atomicAdd(of, static_cast<unsigned long long>(parts_of_hub(pieces)));
-  atomicAdd(of + 1, static_cast<unsigned long long>(pieces));
+  atomicAdd(of, static_cast<unsigned long long>(parts_of_hub(segments)));
+  atomicAdd(of + 1, static_cast<unsigned long long>(segments));
 }
 
 template <class I>
 __global__ void added_kernel(Tiling<I> args) {
   const int64_t row = thread_id();
   if (row > args.num_rows) return;
-  const int64_t pieces = row < args.num_rows ? args.pieces_of_row(row) : 0;
-  const int64_t parts = is_hub(pieces) ? parts_of_hub(pieces) : 0;
+  const int64_t segments = row < args.num_rows ? args.segments_of_row(row) : 0;
+  const int64_t parts = is_hub(segments) ? parts_of_hub(segments) : 0;
   args.hub_parts[row] = static_cast<I>(parts);
-  args.of_rows[row] = static_cast<I>(parts ? parts : pieces);
+  args.of_rows[row] = static_cast<I>(parts ? parts : segments);
 }
 
 template <class I>
 __global__ void place_kernel(Tiling<I> args) {
   const int64_t place = thread_id();
-  if (place < args.by_row[args.num_rows]) place_piece(args, place);
+  if (place < args.by_row[args.num_rows]) place_segment(args, place);
 }
 
 template <class I>

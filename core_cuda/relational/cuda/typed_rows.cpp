@@ -12,7 +12,7 @@ namespace edgeless::cuda::relational {
 
 namespace {
 
-// size: of a vector, in numbers.
+// size: elements of a vector.
 jit::Shape rows_shape(const TypedRowsArgs& args, int size) {
   const int vectors = args.width / size;
   int lanes = 1;
@@ -21,7 +21,7 @@ jit::Shape rows_shape(const TypedRowsArgs& args, int size) {
           {lanes, typed_rows::kThreads / lanes}};
 }
 
-// Numbers of the vectors that the rows are read in: those of 16 bytes, or one.
+// Elements of the vectors in which rows are read: 16 bytes, or one element.
 int vector_size(Storage storage, const TypedRowsArgs& args) {
   const auto aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
   const bool all =
@@ -38,7 +38,7 @@ void run_typed_blend(Storage storage, const TypedRowsArgs& args, const jit::Queu
 
 void run_typed_sums(Storage storage, const TypedRowsArgs& args, const jit::Queue& queue) {
   using typed_rows::kLanes, typed_rows::kSides;
-  constexpr int kMostOfGrid = 65535;  // in its second dimension
+  constexpr int kMostOfGrid = 65535;  // maximum size of a grid's second dimension
   const int size = vector_size(storage, args);
   const bool blends = args.alpha != nullptr;
   jit::launch(queue, typed_sums_expression(storage, size, blends), rows_shape(args, size), args);

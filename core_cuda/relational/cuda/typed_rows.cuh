@@ -1,11 +1,11 @@
 // Sums and blends of rows by their entry's type, which run at the speed of memory (TypedRowsArgs in typed_rows.h has
 // the shapes). blend_kernel computes out_y = alpha y + (1 - alpha) x with the alpha of the type. partial_sums_kernel
 // sums every chunk of entries of one type into partial [chunks, width]: the rows of grad or, with an alpha, those of
-// grad (y - x), and then it also computes the gradients of y and x. add_partials_kernel adds the chunks of a type in an
-// order that depends on the offsets alone.
+// grad (y - x); with an alpha it also computes the gradients of y and x. add_partials_kernel adds the chunks of a type
+// in an order that depends on the offsets alone.
 //
-// A thread block has one chunk. As many of its threads as a row has vectors, at most 32, stand side by side; the others
-// take other entries of the chunk.
+// A thread block has one chunk. blockDim.x threads, at most 32, process a row with one vector each, and blockDim.y
+// entries are processed at a time.
 #pragma once
 
 #include "../../common/vec.cuh"
@@ -18,7 +18,7 @@ namespace edgeless::cuda::relational::typed_rows {
 
 static_assert(kLanes == projection::kLanes && kSides == projection::kSides);
 
-// kSize numbers side by side as arithmetic: one, or a vector of 16 bytes.
+// Loads kSize adjacent elements in the opmath dtype: one, or a 16-byte vector.
 template <class S, int kSize>
 __device__ __forceinline__ void read(const void* from, int64_t at, Arithmetic<S> (&to)[kSize]) {
   const S* numbers = static_cast<const S*>(from) + at;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) partial_sums_kernel(const __grid_con
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < kSize; ++i) shared[i][thread] = sum[i];
-  for (int sides = blockDim.y / 2; sides > 0; sides /= 2) {  // powers of two
+  for (int sides = blockDim.y / 2; sides > 0; sides /= 2) {  // blockDim.y is a power of two
     __syncthreads();
     if (threadIdx.y < sides) {
 #pragma unroll
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) partial_sums_kernel(const __grid_con
   for (int i = 0; i < kSize; ++i) partial[i] = shared[i][thread];
 }
 
-// A block has 32 columns of a type or, where `total`, all of them.
+// A block sums 32 columns of a type or, if `total`, all columns.
 template <class S>
 __global__ void __launch_bounds__(kLanes* kSides) add_partials_kernel(const __grid_constant__ TypedRowsArgs args) {
   using A = Arithmetic<S>;

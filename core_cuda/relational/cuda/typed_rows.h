@@ -1,21 +1,21 @@
-// What the CUDA kernels of sums and blends of rows by type are given. No CUDA and no torch.
+// Arguments of the CUDA kernels of sums and blends of rows by type. No CUDA and no torch.
 #pragma once
 
 #include "kernels.h"
 
 namespace edgeless::cuda::relational {
 
-// Rows [*, width] without gaps; row rows[i] is entry i's.
+// Contiguous rows [*, width]; entry i has row rows[i].
 struct TypedRowsArgs {
   Entries entries;
-  const void* rows = nullptr;  // null: entry i is row i
+  const void* rows = nullptr;  // null: entry i has row i
   int width = 0;
-  const void* grad = nullptr;  // sums: what is summed
+  const void* grad = nullptr;  // gradient of the blend or, without alpha, the rows that are summed
   const void *y = nullptr, *x = nullptr;
-  const void* alpha = nullptr;              // [types]; null: sums
+  const void* alpha = nullptr;              // [types]; null: sums of rows
   void *out_y = nullptr, *out_x = nullptr;  // backward: gradients of y and x, null where not needed
-  int chunk = 0;                            // entries of a chunk; a type begins a new one
-  void* partial = nullptr;                  // [num_tiles, width] of the arithmetic's dtype, null: no sums
+  int chunk = 0;                            // entries of a chunk, which are of one type
+  void* partial = nullptr;                  // [num_tiles, width] in the opmath dtype; null: no sums
   void* sums = nullptr;                     // [types, width], or [types] where `total`: over all columns
   bool total = false;
 };

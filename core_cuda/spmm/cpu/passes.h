@@ -13,7 +13,7 @@ struct SpmmPasses {
   static int64_t scratch_size(const SpmmArgs<A>& a) { return 3 * row_size(a) + 256; }
 
   // Prefetches the source row of the edge kAhead positions later.
-  static EDGELESS_INLINE void ask_row(const SpmmArgs<A>& a, int64_t edge) {
+  static EDGELESS_INLINE void prefetch_row(const SpmmArgs<A>& a, int64_t edge) {
     if (edge + kAhead >= a.graph.num_edges) return;
     const int64_t size = size_of(a.x.dtype), first = a.graph.index(edge + kAhead) * a.x.stride * size;
     prefetch_range(static_cast<const char*>(a.x.data) + first, row_size(a) * size);
@@ -29,14 +29,13 @@ struct SpmmPasses {
   // stall the loads until memory had accepted its last line. `at` is the first element of head h to sum.
   template <class I, class S, bool kScaled>
   struct Stream {
-    static constexpr int64_t kFlush =
-        64;  // edges summed before they are added to the total: long sums would lose digits
+    static constexpr int64_t kFlush = 64;  // edges per partial sum: long sums would lose digits
 
     const SpmmArgs<A>& a;
     const I* nodes = static_cast<const I*>(a.graph.indices);
     const S* x = static_cast<const S*>(a.x.data);
 
-    EDGELESS_INLINE void ask(int64_t edge, int64_t at, int64_t n) const {
+    EDGELESS_INLINE void prefetch(int64_t edge, int64_t at, int64_t n) const {
       if (edge + kAhead >= a.graph.num_edges) return;
       prefetch_range(x + nodes[edge + kAhead] * a.x.stride + at, n * sizeof(S));
       if constexpr (kScaled) {
@@ -53,7 +52,7 @@ struct SpmmPasses {
         const int64_t stop = end - e < kFlush ? end : e + kFlush;
         Vec<A> t[kSums] = {};
         for (; e < stop; ++e) {
-          ask(e, at, kSums * W);
+          prefetch(e, at, kSums * W);
           const int64_t node = nodes[e];
           const S* row = x + node * a.x.stride + at;
           const Vec<A> by = splat<A>(kScaled ? factor(a, e, node, h) : A(1));
@@ -135,26 +134,26 @@ struct SpmmPasses {
 
   static A* slot(const SpmmArgs<A>& a, int64_t part, int which) { return a.carry + (part * 2 + which) * row_size(a); }
 
-  static void product_piece(const SpmmArgs<A>& a, const Piece& piece, int64_t part, A* state) {
-    const bool whole = piece.fresh && piece.finished, in_place = is_native<A>(a.out.dtype);
-    const int64_t first = piece.row * row_size(a);
+  static void product_segment(const SpmmArgs<A>& a, const Segment& segment, int64_t part, A* state) {
+    const bool whole = segment.fresh && segment.finished, in_place = is_native<A>(a.out.dtype);
+    const int64_t first = segment.row * row_size(a);
     if (!whole) {
-      sum_edges(a, piece.begin, piece.end, A(1), slot(a, part, piece.fresh ? 1 : 0));
+      sum_edges(a, segment.begin, segment.end, A(1), slot(a, part, segment.fresh ? 1 : 0));
     } else if (in_place) {
-      sum_edges(a, piece.begin, piece.end, row_scale(a, piece.row), static_cast<A*>(a.out.data) + first);
+      sum_edges(a, segment.begin, segment.end, row_scale(a, segment.row), static_cast<A*>(a.out.data) + first);
     } else {
-      sum_edges(a, piece.begin, piece.end, row_scale(a, piece.row), state);
+      sum_edges(a, segment.begin, segment.end, row_scale(a, segment.row), state);
       narrow(a.out.data, a.out.dtype, first, state, row_size(a));
     }
   }
 
   // `buffer` has space for two rows.
-  static void sampled_piece(const SpmmArgs<A>& a, const Piece& piece, A* buffer) {
-    if (piece.begin == piece.end) return;
-    const A* own = row_of(a.own, piece.row, 1, row_size(a), row_size(a), buffer);
-    const A scale = row_scale(a, piece.row);
-    for (int64_t edge = piece.begin; edge < piece.end; ++edge) {
-      ask_row(a, edge);
+  static void sampled_segment(const SpmmArgs<A>& a, const Segment& segment, A* buffer) {
+    if (segment.begin == segment.end) return;
+    const A* own = row_of(a.own, segment.row, 1, row_size(a), row_size(a), buffer);
+    const A scale = row_scale(a, segment.row);
+    for (int64_t edge = segment.begin; edge < segment.end; ++edge) {
+      prefetch_row(a, edge);
       const int64_t node = a.graph.index(edge);
       const A* row = row_of(a.x, node, 1, row_size(a), row_size(a), buffer + row_size(a));
       A* out = a.products + a.graph.edge_id(edge) * a.heads;
@@ -177,27 +176,27 @@ struct SpmmPasses {
 
   static void run(SpmmPass pass, const SpmmArgs<A>& a, int64_t part, A* scratch) {
     Walk walk(a.graph, a.items_per_part, part);
-    Piece piece;
-    while (walk.next(&piece)) {
+    Segment segment;
+    while (walk.next(&segment)) {
       if (pass == SpmmPass::sampled) {
-        sampled_piece(a, piece, scratch);
+        sampled_segment(a, segment, scratch);
       } else {
-        product_piece(a, piece, part, scratch);
+        product_segment(a, segment, part, scratch);
       }
     }
   }
 
   static void merge(const SpmmArgs<A>& a, int64_t part, A* state) {
     Walk walk(a.graph, a.items_per_part, part);
-    Piece piece;
-    if (!walk.next(&piece) || piece.fresh || !piece.finished) return;
-    const int64_t first = first_part_of_row(a.graph, piece.row, a.items_per_part);
+    Segment segment;
+    if (!walk.next(&segment) || segment.fresh || !segment.finished) return;
+    const int64_t first = first_part_of_row(a.graph, segment.row, a.items_per_part);
     __builtin_memcpy(state, slot(a, first, 1), row_size(a) * sizeof(A));
     for (int64_t p = first + 1; p <= part; ++p) {
       const A* other = slot(a, p, 0);
       for (int64_t i = 0; i < row_size(a); ++i) state[i] += other[i];
     }
-    finish(a, piece.row, state);
+    finish(a, segment.row, state);
   }
 };
 

@@ -10,7 +10,7 @@ constexpr int kUsualBatch = 4;  // edges per batch, also of the functors that me
 
 inline constexpr const char *kSumHeader = "spmm/cuda/product.cuh", *kSampledHeader = "spmm/cuda/sampled.cuh";
 
-// What a sum multiplies its edges' rows by.
+// The weights of a sum.
 struct SumWeights {
   bool weighed = false;   // there are weights or scales of the sources
   bool by_head = false;   // a weight for each head
@@ -23,12 +23,12 @@ struct SumKernel {
 };
 
 // words: 4-byte words of a vector. 32-bit indices have more specialized kernels, most of them for vectors of 16 bytes.
-inline SumKernel sum_kernel(bool wide_index, int words, const SumWeights& weights, int team_log2, int64_t num_edges,
+inline SumKernel sum_kernel(bool wide_index, int words, const SumWeights& weights, int sub_warp_log2, int64_t num_edges,
                             int64_t num_rows) {
   if (wide_index) return {Weighing::by_head, kUsualBatch};
-  const Weighing weighing = weighing_of(weights.weighed, weights.by_head, weights.in_order, team_log2);
+  const Weighing weighing = weighing_of(weights.weighed, weights.by_head, weights.in_order, sub_warp_log2);
   if (weighing == Weighing::by_head) return {weighing, kUsualBatch};
-  if (words == 4) return {weighing, sum_batch(team_log2, num_edges, num_rows)};
+  if (words == 4) return {weighing, sum_batch(sub_warp_log2, num_edges, num_rows)};
   return {weighing == Weighing::by_edge_ahead ? weighing : Weighing::by_head, kUsualBatch};
 }
 

@@ -22,12 +22,12 @@ void run_spmm(Storage storage, bool wide_index, int words, const SpmmArgs<A>& ar
   if (words * 4 < size_of(storage)) throw std::logic_error("edgeless: a vector holds no value of this type");
   const SumWeights weights{args.weight || args.column_scale, args.weight_by_head, args.values != nullptr};
   const SumKernel use =
-      sum_kernel(wide_index, words, weights, args.plan.team_log2, args.graph.num_edges, args.graph.num_rows);
+      sum_kernel(wide_index, words, weights, args.plan.sub_warp_log2, args.graph.num_edges, args.graph.num_rows);
   const jit::Expression kernel = sum_expression(storage, wide_index, words, use);
-  jit::launch(queue, kernel, {{args.plan.part.num_ranges, args.plan.slices}, kFoldThreads}, args);
+  jit::launch(queue, kernel, {{args.plan.part.num_ranges, args.plan.slices}, kReduceThreads}, args);
   const jit::Type stored = type_of(storage), index = index_type(wide_index);
-  merge_fold(queue, kSumHeader, {"spmm::SumFold", {stored, index, words, use.weighing, kUsualBatch}}, wide_index,
-             kSpmmArgs<A>, args);
+  merge_reduced(queue, kSumHeader, {"spmm::SumReducer", {stored, index, words, use.weighing, kUsualBatch}}, wide_index,
+                kSpmmArgs<A>, args);
 }
 
 template <class A>

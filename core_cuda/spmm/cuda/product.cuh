@@ -1,20 +1,20 @@
-// SpMM: out[r] = row_scale[r] * sum over the edges of r of weight[e] column_scale[c] x[c]. common/fold.cuh describes
-// how work is divided. The transposed product is the same kernel on the other direction of the graph with the scales
-// exchanged. Storage: float, half and bfloat16 with sums in float; double.
+// SpMM: out[r] = row_scale[r] * sum over the edges of r of weight[e] column_scale[c] x[c]. common/segment_reduce.cuh
+// describes how work is divided. The transposed product is the same kernel on the other direction of the graph with the
+// scales exchanged. Storage: float, half and bfloat16 with sums in float; double.
 #pragma once
 
-#include "../../common/fold.cuh"
+#include "../../common/segment_reduce.cuh"
 #include "args.h"
 #include "weight.cuh"
 
 namespace edgeless::cuda::spmm {
 
 template <class S, class I, int kWords, Weighing kWeighing, int kBatch>
-struct SumFold {
+struct SumReducer {
   using A = Arithmetic<S>;
   static constexpr int kPer = kNumbers<S, kWords>;
   static constexpr bool kCheapEnd = true;
-  using Piece = Sums<A, kPer>;
+  using Segment = Sums<A, kPer>;
 
   const SpmmArgs<A>& args;
   const char* base;
@@ -24,10 +24,10 @@ struct SumFold {
   static constexpr bool kByEdge = kWeighing == Weighing::by_edge || kWeighing == Weighing::by_edge_ahead;
   A weight[kBatch], own_weight;
   WeightsAhead<A, I> weights;
-  Piece total;
+  Segment total;
   A scale;
 
-  __device__ SumFold(const SpmmArgs<A>& args, int vector) : args(args), vector(vector), weights(args) {
+  __device__ SumReducer(const SpmmArgs<A>& args, int vector) : args(args), vector(vector), weights(args) {
     inside = vector < args.vectors;
     const int some = inside ? vector : 0;
     head = some / args.head_vectors;
@@ -56,7 +56,7 @@ struct SumFold {
     if constexpr (kByEdge) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u)
-        weight[u] = __shfl_sync(0xffffffffu, own_weight, b + u, 1 << args.plan.team_log2);
+        weight[u] = __shfl_sync(0xffffffffu, own_weight, b + u, 1 << args.plan.sub_warp_log2);
     }
     if constexpr (kWeighing == Weighing::by_edge_ahead) {
       if (b == 0) weights.advance();
@@ -77,8 +77,8 @@ struct SumFold {
     total.clear();
   }
 
-  __device__ __forceinline__ Piece piece(I, I) const { return total; }
-  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const { piece.add(later); }
+  __device__ __forceinline__ Segment segment(I, I) const { return total; }
+  __device__ __forceinline__ void merge(Segment& segment, const Segment& later) const { segment.add(later); }
 
   __device__ __forceinline__ void write(int64_t row, const A (&x)[kPer]) const {
     if (!inside) return;
@@ -104,10 +104,10 @@ struct SumFold {
     store_numbers<S, kWords>(reinterpret_cast<S*>(args.out) + first, at, args.dim, args.whole, x);
   }
 
-  __device__ __forceinline__ void store(int64_t row, const Piece& piece) const {
+  __device__ __forceinline__ void store(int64_t row, const Segment& segment) const {
     A x[kPer];
 #pragma unroll
-    for (int k = 0; k < kPer; ++k) x[k] = piece.sum[k] * scale;
+    for (int k = 0; k < kPer; ++k) x[k] = segment.sum[k] * scale;
     write(row, x);
   }
 
@@ -116,22 +116,23 @@ struct SumFold {
     write(row, zero);
   }
 
-  __device__ __forceinline__ Piece* place(int64_t slot) const {
-    return reinterpret_cast<Piece*>(args.carry) + slot * args.vectors + vector;
+  __device__ __forceinline__ Segment* place(int64_t slot) const {
+    return reinterpret_cast<Segment*>(args.carry) + slot * args.vectors + vector;
   }
-  __device__ __forceinline__ void keep(int64_t slot, const Piece& piece) const {
-    if (inside) *place(slot) = piece;
+  __device__ __forceinline__ void keep(int64_t slot, const Segment& segment) const {
+    if (inside) *place(slot) = segment;
   }
-  __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
+  __device__ __forceinline__ Segment kept(int64_t slot) const { return *place(slot); }
 };
 
 template <class S, class I, int kWords, Weighing kWeighing, int kBatch>
-__global__ void __launch_bounds__(kFoldThreads, sum_blocks(kWeighing, 4 * kWords, sizeof(S), sizeof(I) > 4, kBatch))
+__global__ void __launch_bounds__(kReduceThreads, sum_blocks(kWeighing, 4 * kWords, sizeof(S), sizeof(I) > 4, kBatch))
     spmm_kernel(const __grid_constant__ SpmmArgs<Arithmetic<S>> args) {
-  const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
+  const int lane = threadIdx.x & ((1 << args.plan.sub_warp_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
-  SumFold<S, I, kWords, kWeighing, kBatch> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
-  fold_rows<kBatch, I>(args.graph, args.plan, fold);
+  SumReducer<S, I, kWords, kWeighing, kBatch> reducer(args,
+                                                      lane < args.plan.slice_vectors ? first + lane : args.vectors);
+  reduce_segments<kBatch, I>(args.graph, args.plan, reducer);
 }
 
 }  // namespace edgeless::cuda::spmm

@@ -20,12 +20,13 @@ __global__ void __launch_bounds__(kThreads, 4) sddmm_kernel(const __grid_constan
   using Vector = Words<4>;
   constexpr int kPer = kNumbers<S, 4>, kEdges = 4;
   constexpr bool kWide = sizeof(I) == 8;
-  const int width = 1 << args.team_log2, lane = threadIdx.x % 32, in_team = lane & (width - 1), head = blockIdx.y;
+  const int width = 1 << args.sub_warp_log2, lane = threadIdx.x % 32, in_sub_warp = lane & (width - 1),
+            head = blockIdx.y;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * args.edges_of_block;
   const int64_t end = min(begin + args.edges_of_block, edges_in_rows(args.graph, kWide));
   if (begin >= end) return;
   const RowBounds rows(args.graph, kWide, begin, end);
-  const int64_t first_vector = in_team < args.vectors ? in_team * 16 : 0;
+  const int64_t first_vector = in_sub_warp < args.vectors ? in_sub_warp * 16 : 0;
   const char* const own_base = args.own.base + head * args.own.head + first_vector;
   const char* const base = args.x.base + head * args.x.head + first_vector;
   for (int64_t first = begin + (threadIdx.x & ~31u); first < end; first += kThreads) {
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kThreads, 4) sddmm_kernel(const __grid_constan
     const I row = static_cast<I>(row_of_edge(args.graph, kWide, position, rows.low, rows.high));
     A product = 0;
     for (int batch = 0; batch < width; batch += kEdges) {  // a sub-warp processes the edges its lanes own
-      const int owner = lane - in_team + batch;            // lane that owns the first edge of the batch
+      const int owner = lane - in_sub_warp + batch;        // lane that owns the first edge of the batch
       A partial[kEdges] = {};
       // Adds the products of one vector per lane, `offset` bytes behind the lane's first. Called by whole warps.
       const auto add = [&](int offset, bool inside) {
@@ -58,15 +59,15 @@ __global__ void __launch_bounds__(kThreads, 4) sddmm_kernel(const __grid_constan
         }
       };
       if constexpr (kOne) {
-        add(0, in_team < args.vectors);
+        add(0, in_sub_warp < args.vectors);
       } else {
         for (int vector = 0; vector < args.vectors; vector += width) {
-          const bool inside = vector + in_team < args.vectors;
+          const bool inside = vector + in_sub_warp < args.vectors;
           add(inside ? vector * 16 : 0, inside);
         }
       }
       const A dot = sum_of_own_edge(partial, lane, width);
-      if (in_team - in_team % kEdges == batch) product = dot;
+      if (in_sub_warp - in_sub_warp % kEdges == batch) product = dot;
     }
     if (first + lane >= end) continue;
     const A row_scale = args.row_scale ? args.row_scale[row] : A(1);
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) sddmm_few_kernel(const __grid_consta
     const A row_scale = args.row_scale ? args.row_scale[row] : A(1);
     const A scale = args.column_scale ? row_scale * args.column_scale[index] : row_scale;
     for (int head = 0; head < args.heads; ++head) {
-      const auto load = [&](const FoldRows& from, I of, A(&x)[kPer]) {
+      const auto load = [&](const ReduceRows& from, I of, A(&x)[kPer]) {
         const char* at = row_address(from.base + head * from.head, of, from.row);
         unpack_words<S, 4>(load_shared_words(reinterpret_cast<const Words<4>*>(at)), x);
       };

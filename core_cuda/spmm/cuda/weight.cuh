@@ -50,7 +50,7 @@ struct WeightsAhead {
   }
 
  private:
-  __device__ __forceinline__ I width() const { return I(1) << args.plan.team_log2; }
+  __device__ __forceinline__ I width() const { return I(1) << args.plan.sub_warp_log2; }
   __device__ __forceinline__ I further(I from, I by) const { return last - from < by ? last : from + by; }
   __device__ __forceinline__ I id_of(I at) const {
     const I* ids = static_cast<const I*>(args.graph.edge_ids);

@@ -1,7 +1,7 @@
 // Weighted sparse blocks (WSB) as kernels read them. No CUDA and no torch.
 #pragma once
 
-#include "../../common/fold.h"
+#include "../../common/segment_reduce.h"
 #include "../../common/storage.h"
 
 namespace edgeless::cuda::wsb {

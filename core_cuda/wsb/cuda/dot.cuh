@@ -182,9 +182,9 @@ __device__ __forceinline__ void write_pair(const HeadSums& to, int64_t row, int 
   }
 }
 
-// Recomputes one row from its CSR edges, by a whole warp. Needed where an mma result is not finite: an mma multiplies
-// absent edges by zero, and zero times infinity or NaN is NaN. shift, delta: those of DotRows, for the finished
-// softmax.
+// Recomputes one row from its CSR edges, by a whole warp. This is necessary if an mma result is not finite: an mma
+// multiplies absent edges by zero, and zero times infinity or NaN is NaN. shift, delta: those of DotRows, for the
+// finished softmax.
 template <DotPass kPass, class S, int kDim>
 __device__ __noinline__ void write_by_edges(const DotArgs& args, int64_t row, int head, float shift, float delta) {
   using Of = DotRows<kPass, S, kDim>;

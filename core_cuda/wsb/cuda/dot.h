@@ -54,8 +54,8 @@ constexpr int kDotBlocks = 2;                                       // blocks of
 constexpr int kBits = kBlockColumns * (kHeight / 16) / 2 * 4 / 16;  // 16-byte vectors of a block's bits
 constexpr int kStats = 2 * kBlockColumns * 4 / 16;                  // 16-byte vectors of its columns' logsumexp, delta
 
-// Shared memory for heads of `dim` elements. Sizes but dot_bytes() count vectors of 16 bytes.
-constexpr int dot_tile(int dim) { return kBlockColumns * (dim / 8); }  // of the columns' two tiles, logit or value
+// Shared memory for heads of `dim` elements. All sizes except dot_bytes() are in 16-byte vectors.
+constexpr int dot_tile(int dim) { return kBlockColumns * (dim / 8); }  // logit or value tile of a block's columns
 constexpr int dot_block(DotPass pass, int dim) {
   return 2 * dot_tile(dim) + kBits + (pass == DotPass::by_src ? kStats : 0);
 }

@@ -13,7 +13,7 @@ namespace edgeless::cuda::wsb {
 
 constexpr float kBinary = kLog2e;  // converts natural logarithms to base 2
 
-// Shared memory layout for heads of kDim elements (dot.h). Sizes count vectors of 16 bytes.
+// Shared memory layout for heads of kDim elements (dot.h). Sizes are in 16-byte vectors.
 template <DotPass kPass, int kDim>
 struct DotShape {
   static constexpr int kVectors = kDim / 8, kGroups = kDotThreads / kVectors, kColumns = kBlockColumns / kGroups;

@@ -1,8 +1,8 @@
 // SpMM over blocks on tensor cores.
 //
 // SpMM is bound by reading rows of x. Here each row of x is read once for all rows of a window that gather it, and the
-// mma that adds it costs less than the read. Four warps share a window and a feature tile of 64 elements: each takes
-// every fourth block, and their sums are added in the order of the warps, so every run gives the same bits.
+// mma that adds it costs less than the read. Four warps share a window and a feature tile of 64 elements: each
+// processes every fourth block, and their sums are added in the order of the warps, so every run gives the same bits.
 //
 // Eight lanes copy 128 bytes of a row to shared memory, one cache line. ldmatrix then reads the B operand with columns
 // 4q to 4q + 3 of the block in place of the mma's depth indices 2q, 2q + 1, 2q + 8 and 2q + 9, so that the bits of lane
@@ -100,11 +100,11 @@ __device__ __forceinline__ void add_block(const SumRing& ring, int stage,
   }
 }
 
-// Where a lane's i-th accumulator is in shared memory. Lanes that read different vectors of a row use different banks.
+// Index in shared memory of a lane's i-th accumulator. Lanes that read different vectors of a row use different banks.
 __device__ __forceinline__ int sum_place(int i, int lane) { return i * 32 + (lane ^ i / 4 % 4); }
 
-// Recomputes one element from the CSR edges. Needed where the mma result is not finite: absent edges multiply x by
-// zero, and zero times infinity or NaN is NaN.
+// Recomputes one element from the CSR edges. This is necessary if the mma result is not finite: absent edges multiply x
+// by zero, and zero times infinity or NaN is NaN.
 template <class S>
 __device__ float sum_of_edges(const SumArgs& args, int64_t row, int place) {
   float sum = 0;

@@ -30,7 +30,7 @@ struct ScaleArgs {
   char* out = nullptr;           // contiguous
 };
 
-// Both take 16-bit storage only.
+// Both support 16-bit storage only.
 void run_scale(Storage storage, const ScaleArgs& args, const jit::Queue& queue);
 void run_sum(Storage storage, const SumArgs& args, const jit::Queue& queue);
 

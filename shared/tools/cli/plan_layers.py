@@ -20,7 +20,7 @@ from edgeless.functional.relational_layer import relational_layer
 from edgeless.graph.adjacency import Compressed
 from edgeless.graph.handle import Graph
 from edgeless.graph.typed import _TILED_CUT, CUT, Compact, TypedGraph
-from edgeless.ops.relational import OF_PIECE, OF_ROW, OF_ROW_TILE, OF_TILE
+from edgeless.ops.relational import OF_ROW, OF_ROW_TILE, OF_SEGMENT, OF_TILE
 from edgeless.plan.recording import record_stand_ins
 from edgeless.plan.steps import Device, Step, planned_for
 
@@ -103,21 +103,21 @@ class _Side(NamedTuple):
     """What is counted of one direction: rows, segments, tiles of segments and of rows, and parts of hubs."""
 
     rows: int
-    pieces: int
+    segments: int
     tiles: int
     row_tiles: int
     parts: int
 
     @classmethod
     def of(cls, graph: TypedGraph, direction: Compressed, num_rows: int, cut: int) -> _Side:
-        """As ``piece_tiles`` counts them, without its arrays."""
+        """As ``segment_tiles`` counts them, without its arrays."""
         rows = graph._sorted(direction, cut)[1]
-        pieces, of_row = rows.numel(), torch.bincount(rows.long(), minlength=num_rows)
+        segments, of_row = rows.numel(), torch.bincount(rows.long(), minlength=num_rows)
         parts = torch.where(of_row > _HUB, (of_row + _HUB - 1) // _HUB, 0)
         added = int(torch.where(of_row > _HUB, parts, of_row).sum())
-        tiles = (graph.num_edges + OF_PIECE * pieces) // OF_TILE + graph.num_types
+        tiles = (graph.num_edges + OF_SEGMENT * segments) // OF_TILE + graph.num_types
         row_tiles = (added + OF_ROW * num_rows + OF_ROW_TILE - 1) // OF_ROW_TILE
-        return cls(num_rows, pieces, tiles, row_tiles, int(parts.sum()))
+        return cls(num_rows, segments, tiles, row_tiles, int(parts.sum()))
 
 
 class _Counts:
@@ -145,8 +145,8 @@ class _Counts:
             self._set(graph, side, self._segments(side))
             self._set(graph, ("tiles", side), self._tiles(side))
         for dtype in (torch.float32, torch.float64):
-            pieces = self.sides["by dst"].pieces
-            self._set(graph, ("mean", "by dst", dtype), torch.empty(pieces, 1, dtype=dtype, device="cuda"))
+            segments = self.sides["by dst"].segments
+            self._set(graph, ("mean", "by dst", dtype), torch.empty(segments, 1, dtype=dtype, device="cuda"))
             self._set(graph, ("mean", "by src", dtype), torch.empty(edges, dtype=dtype, device="cuda"))
         self._set(graph, "compact", self._compact(csr))
         arrays = [self._ids(t.numel()) for t in self.walks.arrays]
@@ -161,14 +161,14 @@ class _Counts:
         return torch.empty(shape, dtype=self.ids, device="cuda")
 
     def _segments(self, side: str) -> list[Tensor]:
-        num_rows, pieces, *_ = self.sides[side]
+        num_rows, segments, *_ = self.sides[side]
         edges = self.graph.num_edges
-        sizes = (self.graph.num_types + 1, pieces, pieces + 1, edges, edges, num_rows + 1 + pieces)
+        sizes = (self.graph.num_types + 1, segments, segments + 1, edges, edges, num_rows + 1 + segments)
         return [self._ids(size) for size in sizes]
 
     def _tiles(self, side: str) -> list[Tensor]:
         of = self.sides[side]
-        sizes = (self.graph.num_types + 1, of.tiles + 1, of.row_tiles + 1, of.rows + 1 + of.pieces)
+        sizes = (self.graph.num_types + 1, of.tiles + 1, of.row_tiles + 1, of.rows + 1 + of.segments)
         return [*map(self._ids, sizes), self._ids(2, of.parts)]
 
     def _compact(self, csr: Compressed) -> Compact:

@@ -118,8 +118,8 @@ class PygDictionaries(TypedInput):
         local = edge_index - first[relations.node_type][edge_index]
         order = relations.edge_type.argsort(stable=True)
         counts = torch.bincount(relations.edge_type, minlength=relations.num_types).tolist()
-        pieces = [piece.contiguous() for piece in local[:, order].split(counts, dim=1)]
-        return cls(dict(zip(nodes, sizes)), dict(zip(types, pieces)))
+        segments = [segment.contiguous() for segment in local[:, order].split(counts, dim=1)]
+        return cls(dict(zip(nodes, sizes)), dict(zip(types, segments)))
 
     def parts(self, x: Tensor) -> list[Tensor]:
         """The features of the nodes of every type."""

@@ -1,17 +1,17 @@
-// The kernels that cut sorted edges into pieces, and those of what is known of the pieces.
+// The kernels that divide sorted edges into segments, compute the means over them and map edges to pairs.
 //
-// Edges are sorted by type and by row. A run is a segment of edges that have one type and one row; its first edge and
-// every cut-th edge after that begin a piece. Two inclusive scans over the edges (common/scan.h) run between the
-// kernels: the largest position at which a run has begun so far gives every edge the begin of its run, and the sum of
-// the edges that begin a piece gives every edge the number of its piece, counted from one. In all kernels a thread has
-// one item, an edge, a piece or a type, but for means_kernel, in which a warp has a piece.
+// Edges are sorted by type and by row. A run is all edges of one type and one row; its first edge and every cut-th edge
+// after that begin a segment. Two inclusive scans over the edges (common/scan.h) run between the kernels: the maximum
+// index at which a run has begun so far gives every edge the begin of its run, and the count of edges that begin a
+// segment gives every edge the index of its segment plus one. In all kernels a thread processes one item, an edge, a
+// segment or a type; only in means_kernel a warp processes a segment.
 #pragma once
 
 #include <cstdint>
 
 #include "../../common/search.h"
 #include "../../common/threads.cuh"
-#include "pieces.h"
+#include "segments.h"
 
 namespace edgeless::cuda::relational {
 
@@ -25,9 +25,9 @@ __global__ void arrange_kernel(ArrangeArgs<I> args) {
   args.to_ids[p] = args.edge_ids ? args.edge_ids[from] : from;
 }
 
-// The first edge of a run: its own position; of others nothing, for the largest before them to be found.
+// Writes the index of an edge that begins a run, and 0 for all others, as input of the maximum scan.
 template <class I>
-__global__ void run_begins_kernel(PiecesArgs<I> args) {
+__global__ void run_begins_kernel(SegmentsArgs<I> args) {
   const int64_t p = thread_id();
   if (p >= args.edges) return;
   const bool begins = p > 0 && (args.rows[p] != args.rows[p - 1] || args.types[p] != args.types[p - 1]);
@@ -35,29 +35,29 @@ __global__ void run_begins_kernel(PiecesArgs<I> args) {
 }
 
 template <class I>
-__global__ void piece_begins_kernel(PiecesArgs<I> args) {
+__global__ void segment_begins_kernel(SegmentsArgs<I> args) {
   const int64_t p = thread_id();
   if (p < args.edges) args.numbers[p] = (p - args.numbers[p]) % args.cut == 0;
 }
 
 template <class I>
-__global__ void pieces_kernel(PiecesArgs<I> args) {
+__global__ void segments_kernel(SegmentsArgs<I> args) {
   const int64_t p = thread_id();
   if (p > args.edges) return;
-  const I pieces = args.edges ? args.numbers[args.edges - 1] : I(0);
-  if (p >= pieces) args.ptr[p] = static_cast<I>(args.edges);
-  if (p == args.edges) *args.count = pieces;
+  const I segments = args.edges ? args.numbers[args.edges - 1] : I(0);
+  if (p >= segments) args.ptr[p] = static_cast<I>(args.edges);
+  if (p == args.edges) *args.count = segments;
   if (p == args.edges) return;
-  if (p >= pieces) args.piece_rows[p] = static_cast<I>(args.num_rows);
+  if (p >= segments) args.segment_rows[p] = static_cast<I>(args.num_rows);
   const I number = args.numbers[p] - 1;
   if (p == 0 || number != args.numbers[p - 1] - 1) {
-    args.piece_rows[number] = args.rows[p];
+    args.segment_rows[number] = args.rows[p];
     args.ptr[number] = static_cast<I>(p);
   }
 }
 
 template <class I>
-__global__ void type_pieces_kernel(PiecesArgs<I> args) {
+__global__ void type_segments_kernel(SegmentsArgs<I> args) {
   const int64_t type = thread_id();
   if (type > args.num_types) return;
   const I first = args.type_begins[type];
@@ -65,13 +65,13 @@ __global__ void type_pieces_kernel(PiecesArgs<I> args) {
   args.type_ptr[type] = first < args.edges ? args.numbers[first] - 1 : all;
 }
 
-// A pair may be several pieces, one behind the other.
+// One over the number of edges of the segment's pair, which may be several consecutive segments.
 template <class I, class A>
-__device__ A mean_of_piece(const MeansArgs<I, A>& args, int64_t piece) {
-  const int64_t type = first_behind(1, args.num_types, [&](int64_t t) { return args.type_ptr[t] > piece; }) - 1;
+__device__ A mean_of_segment(const MeansArgs<I, A>& args, int64_t segment) {
+  const int64_t type = first_behind(1, args.num_types, [&](int64_t t) { return args.type_ptr[t] > segment; }) - 1;
   const int64_t begin = args.type_ptr[type], last = args.type_ptr[type + 1];
-  const I row = args.rows[piece];
-  int64_t first = piece, end = piece + 1;
+  const I row = args.rows[segment];
+  int64_t first = segment, end = segment + 1;
   if (first > begin && args.rows[first - 1] == row) {
     first = first_behind(begin, first, [&](int64_t i) { return args.rows[i] >= row; });
   }
@@ -82,18 +82,18 @@ __device__ A mean_of_piece(const MeansArgs<I, A>& args, int64_t piece) {
 }
 
 template <class I, class A>
-__global__ void means_of_pieces_kernel(MeansArgs<I, A> args) {
-  const int64_t piece = thread_id();
-  if (piece < args.type_ptr[args.num_types]) args.means[piece] = mean_of_piece(args, piece);
+__global__ void means_of_segments_kernel(MeansArgs<I, A> args) {
+  const int64_t segment = thread_id();
+  if (segment < args.type_ptr[args.num_types]) args.means[segment] = mean_of_segment(args, segment);
 }
 
-// A warp for every piece.
+// One warp per segment.
 template <class I, class A>
 __global__ void means_kernel(MeansArgs<I, A> args) {
-  const int64_t piece = thread_id() / kWarp;
-  if (piece >= args.type_ptr[args.num_types]) return;
-  const A mean = mean_of_piece(args, piece);
-  for (int64_t e = args.ptr[piece] + threadIdx.x % kWarp; e < args.ptr[piece + 1]; e += kWarp) {
+  const int64_t segment = thread_id() / kWarp;
+  if (segment >= args.type_ptr[args.num_types]) return;
+  const A mean = mean_of_segment(args, segment);
+  for (int64_t e = args.ptr[segment] + threadIdx.x % kWarp; e < args.ptr[segment + 1]; e += kWarp) {
     args.means[args.edge_ids[e]] = mean;
   }
 }

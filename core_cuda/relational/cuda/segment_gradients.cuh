@@ -1,14 +1,13 @@
-// The kernel that makes the gradients of a typed product of sums, on tensor cores.
+// The kernel that computes the gradients of a typed product of sums, on tensor cores.
 //
-// A piece is a segment of edges that have one type and one row, and a tile is up to 64 pieces of one type. Let g be the
-// sums of the gradients over the edges of a tile's pieces, [pieces, out_width], and x the rows that belong to the
-// pieces, [pieces, in_width]. For every tile the kernel makes g W^T, a row of in_width numbers for each piece, and
-// x^T g, [in_width, out_width], which is a part of the gradient of the weight W of the type.
+// A segment has edges of one type and one row, and a tile has up to 64 segments of one type. Let g [segments,
+// out_width] be the sums of the gradients over the edges of a tile's segments, and x [segments, in_width] the rows of
+// the segments. For every tile the kernel computes g W^T, a row of in_width elements for each segment, and x^T g
+// [in_width, out_width], which is a part of the gradient of the type's weight W.
 //
-// A thread block walks the tiles of its share one after the other. It sums the edges of a tile into shared memory while
-// the rows x are copied there asynchronously, and makes both products of what lies there. The sum of x^T g stays in
-// registers until the block has seen all its tiles. So neither g nor a gradient of W for each tile goes through global
-// memory.
+// A thread block walks the tiles of its quota. It sums the edges of a tile into shared memory while the rows of x are
+// copied there asynchronously, and computes both products from shared memory. The sum of x^T g stays in registers over
+// all tiles of the block. So neither g nor a gradient of W per tile goes through global memory.
 #pragma once
 
 #include <cstdint>
@@ -20,28 +19,28 @@
 namespace edgeless::cuda::relational {
 
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
-struct PieceGradientsShape : GradientsLayout<S, kWidth, kColumns> {
+struct SegmentGradientsShape : GradientsLayout<S, kWidth, kColumns> {
   using Sums = TileSums<S, kWidth, kColumns, GradientsLayout<S, kWidth, kColumns>::kStride>;
-  // That a multiprocessor has registers for.
+  // Target occupancy in blocks per SM.
   static constexpr int kBlocks = kWidth > 64                       ? (sizeof(S) == 4 ? 1 : 2)
                                  : kColumns < kWarpColumns<kWidth> ? 2
                                  : sizeof(S) == 4 && kWidth == 64  ? 3
                                                                    : 4;
 };
 
-// Which rows of x the thread asks for in a tile, known a tile ahead; where there is none, one of an earlier tile, or
-// the first.
+// Indices of the rows of x that the thread copies for a tile, loaded a tile ahead. Behind the tile's last segment they
+// are stale or 0, and zeros are written instead of the row.
 template <class S, int kWidth, int kThreads>
 struct OwnRows {
-  static constexpr int kInLine = kWidth / kVec<S>, kLines = kThreads / kInLine, kCopies = kTilePieces / kLines;
+  static constexpr int kInLine = kWidth / kVec<S>, kLines = kThreads / kInLine, kCopies = kTileSegments / kLines;
   int rows[kCopies] = {};
   int line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVec<S>;
 
   __device__ __forceinline__ void find(const int32_t* rows_of, int first, int end) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int piece = first + line + i * kLines;
-      if (piece < end) rows[i] = __ldcs(rows_of + piece);
+      const int segment = first + line + i * kLines;
+      if (segment < end) rows[i] = __ldcs(rows_of + segment);
     }
   }
 
@@ -59,8 +58,8 @@ struct OwnRows {
   }
 };
 
-// A warp's place in the sum of x^T g: 16 rows of every 64 and the columns it has of other products, or, of floats,
-// whose splitting takes longer than their products, a square.
+// The part of x^T g that a warp computes: 16 rows of every 64, and the same columns as in other products. Float tiles
+// whose warps have all columns divide x^T g into squares, because splitting floats takes longer than multiplying them.
 template <class S, int kWidth, int kColumns>
 struct OuterPlace : FusedPlace<kWidth, kColumns> {
   static constexpr int kDown = kWidth / 64, kStep = 64;
@@ -74,10 +73,10 @@ struct OuterPlace<float, kWidth, kWidth> {
 
 template <class S, int kWidth, int kColumns>
 __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
-                                  PieceGradientsShape<S, kWidth, kColumns>::kBlocks)
-    piece_gradients_kernel(const __grid_constant__ PieceGradientsArgs args) {
+                                  SegmentGradientsShape<S, kWidth, kColumns>::kBlocks)
+    segment_gradients_kernel(const __grid_constant__ SegmentGradientsArgs args) {
   using T = TileNumber<S>;
-  using Of = PieceGradientsShape<S, kWidth, kColumns>;
+  using Of = SegmentGradientsShape<S, kWidth, kColumns>;
   constexpr int kStride = Of::kStride;
   constexpr int kThreads = TileSums<S, kWidth, kColumns>::kThreads;
   extern __shared__ float4 memory[];
@@ -85,17 +84,18 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
   T* x = reinterpret_cast<T*>(memory);
   T* g = x + Of::kTile;
   T* weight = g + Of::kTile;
-  const Range range = range_of_block(args.pieces.by_type(), args.share);
+  const Range range = range_of_block(args.segments.by_type(), args.share);
   if (range.begin >= range.end) return;
   const int in = args.in_width, out = args.out_width;
-  TileWalk walk(args.pieces.tiles, args.pieces.ptr, static_cast<int>(range.begin), static_cast<int>(range.end), begins);
+  TileWalk walk(args.segments.tiles, args.segments.ptr, static_cast<int>(range.begin), static_cast<int>(range.end),
+                begins);
   OwnRows<S, kWidth, kThreads> own;
-  own.find(args.pieces.rows, walk.bounds[0], walk.bounds[1]);
+  own.find(args.segments.rows, walk.bounds[0], walk.bounds[1]);
   const T* const weight_at = static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type;
   if (!Of::kFragments && args.out) {
-    ask_for_matrix<kWidth, kWidth, kStride, kThreads>(weight, weight_at, args.weight.row_numbers, in, out);
+    prefetch_matrix<kWidth, kWidth, kStride, kThreads>(weight, weight_at, args.weight.row_numbers, in, out);
   }
-  if constexpr (std::is_same_v<S, float>) {  // columns outside stay zero
+  if constexpr (std::is_same_v<S, float>) {  // columns behind the end of rows stay zero
     for (int i = threadIdx.x; i < Of::kTile / 4; i += kThreads) {
       reinterpret_cast<float4*>(g)[i] = make_float4(0, 0, 0, 0);
     }
@@ -107,15 +107,15 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
   WarpSum<kDown, kOuterSides> outer;
   sums.start();
   uint4* const fragments = reinterpret_cast<uint4*>(weight);
-  if constexpr (Of::kFragments) {  // while the first rows are in flight
+  if constexpr (Of::kFragments) {  // the first rows are in flight meanwhile
     if (args.out) put_fragments<kWidth, true, false, kThreads>(fragments, weight_at, args.weight.row_numbers, out, in);
   }
   while (true) {
     const int count = walk.count(), depth = round_up(count, kMmaDepth<S>);
-    const auto ask_own = [&] {
+    const auto prefetch_own = [&] {
       if (!args.partial) return;
       own.template load<kStride>(x, args.x, count, in);
-      own.find(args.pieces.rows, walk.bounds[1], walk.bounds[2]);
+      own.find(args.segments.rows, walk.bounds[1], walk.bounds[2]);
     };
     const bool there = args.out && place.down < count && place.side < in;
     const int out_depth = round_up(out, kMmaDepth<S>);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
                        place.side, product.of[0]);
     };
     if constexpr (sizeof(S) == 2 && place.kBeside == 1) {  // a warp has whole rows of g
-      const auto sum = sums.sum(ask_own);
+      const auto sum = sums.sum(prefetch_own);
       sums.put(sum);
       if (there) {
         WarpSum<1, place.kSides> product;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
       sums.await_others();
       __syncthreads();
     } else {
-      sums.template to_tile<false>(ask_own);
+      sums.template to_tile<false>(prefetch_own);
       if (there) {
         WarpSum<1, place.kSides> product;
         Lines<T> columns;

@@ -1,4 +1,4 @@
-"""Tiles of pieces and rows: the op against plain PyTorch, bit for bit, and what a tile may hold."""
+"""Tiles of segments and rows: the op against plain PyTorch, bit for bit, and what a tile may hold."""
 
 import itertools
 
@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeless import TypedGraph
-from edgeless.ops.relational import piece_tiles, typed_edges
+from edgeless.ops.relational import segment_tiles, typed_edges
 
 # Of core_cuda/relational/tiling.h.
-OF_TILE, OF_PIECE = 576, 8
+OF_TILE, OF_SEGMENT = 576, 8
 OF_ROW_TILE, OF_ROW = 1024, 16
 HUB_PART = 512
 
@@ -27,20 +27,20 @@ def typed(num_src, num_dst, num_edges, num_types, *, hub=0, empty=0, dtype=torch
     return TypedGraph.from_edge_index(edge_index, types.to(device, dtype), num_types, num_src, num_dst)
 
 
-def pieces_of(graph, cut, by_dst=True, full=False):
-    """What the op is given: type_ptr, rows, ptr, by_row, num_edges. full: all with room for as many pieces as edges."""
+def segments_of(graph, cut, by_dst=True, full=False):
+    """What the op is given: type_ptr, rows, ptr, by_row, num_edges. full: with room for as many segments as edges."""
     wide = graph.graph.csr if by_dst else graph.graph.csc
     dtype = graph.edge_type.dtype
     direction = [None if t is None else t.to(dtype) for t in wide]
     num_rows, num_edges = direction[0].numel() - 1, graph.num_edges
     type_ptr, rows, ptr, _, _, by_row, _ = typed_edges(*direction, graph.edge_type, graph.num_types, cut)
-    pieces = int(type_ptr[-1])
-    rows[pieces:], ptr[pieces:] = num_rows, num_edges
+    segments = int(type_ptr[-1])
+    rows[segments:], ptr[segments:] = num_rows, num_edges
     if by_row.dim() == 2:  # on the CPU, where no kernel asks for it
-        counts = torch.bincount(rows[:pieces], minlength=num_rows)
+        counts = torch.bincount(rows[:segments], minlength=num_rows)
         by_row = torch.cat((counts.new_zeros(1), counts.cumsum(0), rows.argsort(stable=True))).to(dtype)
     if not full:
-        rows, ptr, by_row = rows[:pieces], ptr[: pieces + 1], by_row[: num_rows + 1 + pieces]
+        rows, ptr, by_row = rows[:segments], ptr[: segments + 1], by_row[: num_rows + 1 + segments]
     return type_ptr, rows, ptr, by_row, num_edges
 
 
@@ -52,23 +52,23 @@ def reference(type_ptr, rows, ptr, by_row, num_edges, split_hubs):
 
 def reference_tiles(type_ptr, ptr, num_edges):
     num_types = type_ptr.numel() - 1
-    places = ptr.long() + OF_PIECE * torch.arange(ptr.numel(), device=ptr.device)
+    places = ptr.long() + OF_SEGMENT * torch.arange(ptr.numel(), device=ptr.device)
     begins, ends = type_ptr.long(), places[type_ptr.long()]
     if num_types == 0:
         return type_ptr, type_ptr
     first_tiles = torch.cat((begins.new_zeros(1), ((ends.diff() + OF_TILE - 1) // OF_TILE).cumsum(0)))
-    most = num_edges + OF_PIECE * (ptr.numel() - 1)
+    most = num_edges + OF_SEGMENT * (ptr.numel() - 1)
     tiles = torch.arange(most // OF_TILE + num_types + 1, device=ptr.device)
     types = (torch.searchsorted(first_tiles, tiles, right=True) - 1).clamp(max=num_types - 1)
-    pieces = torch.searchsorted(places, ends[types] + OF_TILE * (tiles - first_tiles[types]))
-    return first_tiles.to(ptr.dtype), torch.minimum(pieces, begins[types + 1]).to(ptr.dtype)
+    segments = torch.searchsorted(places, ends[types] + OF_TILE * (tiles - first_tiles[types]))
+    return first_tiles.to(ptr.dtype), torch.minimum(segments, begins[types + 1]).to(ptr.dtype)
 
 
-def reference_rows(by_row, num_rows, num_pieces, split_hubs):
+def reference_rows(by_row, num_rows, num_segments, split_hubs):
     ptr, parts, of_rows = by_row[: num_rows + 1].long(), by_row.new_empty((2, 0)), by_row.new_empty(0)
-    added = num_pieces
+    added = num_segments
     if split_hubs and num_rows and int(ptr.diff().max()) > HUB_PART:
-        of_rows, parts = reference_hubs(by_row, ptr, num_pieces)
+        of_rows, parts = reference_hubs(by_row, ptr, num_segments)
         ptr, added = of_rows[: num_rows + 1].long(), of_rows.numel() - num_rows - 1
     places = ptr + OF_ROW * torch.arange(num_rows + 1, device=ptr.device)
     most = added + OF_ROW * num_rows
@@ -76,31 +76,31 @@ def reference_rows(by_row, num_rows, num_pieces, split_hubs):
     return torch.searchsorted(places, tiles).clamp(max=num_rows).to(by_row.dtype), of_rows, parts
 
 
-def reference_hubs(by_row, ptr, num_pieces):
-    counts, pieces = ptr.diff(), by_row[ptr.numel() :]
+def reference_hubs(by_row, ptr, num_segments):
+    counts, segments = ptr.diff(), by_row[ptr.numel() :]
     of_row = torch.where(counts > HUB_PART, (counts + HUB_PART - 1) // HUB_PART, 0)
     hubs = torch.arange(counts.numel(), device=ptr.device).repeat_interleave(of_row)
     begins = ptr[hubs] + HUB_PART * (torch.arange(hubs.numel(), device=ptr.device) - (of_row.cumsum(0) - of_row)[hubs])
     parts = torch.stack((begins, torch.minimum(begins + HUB_PART, ptr[hubs + 1])))
     added = torch.where(of_row > 0, of_row, counts)
     own = (of_row == 0).repeat_interleave(counts)
-    numbers = pieces.new_empty(int(added.sum()))
+    numbers = segments.new_empty(int(added.sum()))
     of_hub = (of_row > 0).repeat_interleave(added)
-    numbers[of_hub] = torch.arange(num_pieces, num_pieces + hubs.numel(), dtype=by_row.dtype, device=ptr.device)
-    numbers[~of_hub] = pieces[: own.numel()][own]
+    numbers[of_hub] = torch.arange(num_segments, num_segments + hubs.numel(), dtype=by_row.dtype, device=ptr.device)
+    numbers[~of_hub] = segments[: own.numel()][own]
     ends = torch.cat((added.new_zeros(1), added.cumsum(0)))
     return torch.cat((ends.to(by_row.dtype), numbers)), parts.to(by_row.dtype)
 
 
 def check(args, split_hubs=True):
-    found, expected = piece_tiles(*args, split_hubs), reference(*args, split_hubs)
+    found, expected = segment_tiles(*args, split_hubs), reference(*args, split_hubs)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == args[0].dtype and torch.equal(ours, theirs)
     return found
 
 
 def check_tiles(args, found):
-    """A tile has pieces of one type and bounded work, and rows add up what is theirs."""
+    """A tile has segments of one type and bounded work, and rows add up what is theirs."""
     type_ptr, rows, ptr, by_row, _ = args
     num_rows = by_row.numel() - 1 - rows.numel()
     type_tiles, tiles, row_tiles, of_rows, parts = found
@@ -111,9 +111,9 @@ def check_tiles(args, found):
         ends = [*tiles[first:last].tolist(), int(type_ptr[kind + 1])]
         assert ends[0] == type_ptr[kind] and ends == sorted(ends)
         for begin, end in itertools.pairwise(ends):
-            assert end - begin <= 64  # kTilePieces of core_cuda/relational/cuda/piece_tiles.h
+            assert end - begin <= 64  # kTileSegments of core_cuda/relational/cuda/segment_tiles.h
             assert ptr[end] - ptr[begin] < OF_TILE + 64
-    begins, pieces, num_pieces = by_row[: num_rows + 1], by_row[num_rows + 1 :], ptr.numel() - 1
+    begins, segments, num_segments = by_row[: num_rows + 1], by_row[num_rows + 1 :], ptr.numel() - 1
     added = of_rows if of_rows.numel() else by_row
     offsets, numbers = added[: num_rows + 1], added[num_rows + 1 :]
     assert row_tiles[0] == 0 and row_tiles[-1] == num_rows and row_tiles.diff().min() >= 0
@@ -122,10 +122,10 @@ def check_tiles(args, found):
     for row in range(num_rows):
         of_row = []
         for number in numbers[offsets[row] : offsets[row + 1]].tolist():
-            begin, end = parts[:, number - num_pieces].tolist() if number >= num_pieces else (0, 0)
+            begin, end = parts[:, number - num_segments].tolist() if number >= num_segments else (0, 0)
             assert end - begin <= HUB_PART
-            of_row += pieces[begin:end].tolist() if number >= num_pieces else [number]
-        assert of_row == pieces[begins[row] : begins[row + 1]].tolist()
+            of_row += segments[begin:end].tolist() if number >= num_segments else [number]
+        assert of_row == segments[begins[row] : begins[row + 1]].tolist()
 
 
 @EVERY_DEVICE
@@ -146,8 +146,8 @@ def check_tiles(args, found):
 def test_tiles_are_those_of_plain_pytorch(sizes, more, dtype, device):
     graph = typed(*sizes, **more, dtype=dtype, device=device)
     for cut, by_dst in itertools.product((1, 64), (True, False)):
-        check(pieces_of(graph, cut, by_dst))
-        check(pieces_of(graph, cut, by_dst, full=True), split_hubs=False)
+        check(segments_of(graph, cut, by_dst))
+        check(segments_of(graph, cut, by_dst, full=True), split_hubs=False)
 
 
 @settings(max_examples=100, deadline=None)
@@ -157,17 +157,17 @@ def test_tiles_are_those_of_plain_pytorch(sizes, more, dtype, device):
 )  # fmt: skip
 def test_small_graphs(num_edges, num_nodes, num_types, cut, hub, empty, seed):
     graph = typed(num_nodes, num_nodes, num_edges, num_types, hub=hub, empty=min(empty, num_types), seed=seed)
-    args = pieces_of(graph, cut)
+    args = segments_of(graph, cut)
     check_tiles(args, check(args))
-    check(pieces_of(graph, cut, full=True), split_hubs=False)
+    check(segments_of(graph, cut, full=True), split_hubs=False)
 
 
 @pytest.mark.parametrize("most", [3, 511, 512, 513, 1024, 2000])
 def test_hubs_are_parts(most):
-    """The longest row has just as many pieces."""
+    """The longest row has just as many segments."""
     dst = torch.cat((torch.full((most,), 7), torch.full((700,), 8), torch.arange(300)))
     edges = torch.stack((torch.zeros_like(dst), dst)).int()
-    args = pieces_of(TypedGraph.from_edge_index(edges, torch.zeros(dst.numel()).int(), 1, 1, 300), 1)
+    args = segments_of(TypedGraph.from_edge_index(edges, torch.zeros(dst.numel()).int(), 1, 1, 300), 1)
     found = check(args)
     check_tiles(args, found)
     hubs = [count for count in (most + 1, 701) if count > HUB_PART]
@@ -181,15 +181,15 @@ def test_a_graph_keeps_them():
     for by_dst, mean in itertools.product((True, False), (None, torch.float32)):
         found = graph.tiled(by_dst, mean)
         assert graph.memory_bytes() <= at_most
-        pieces = graph.by_dst if by_dst else graph.by_src
-        expected = reference(*pieces[:3], pieces[5], graph.num_edges, True)
+        segments = graph.by_dst if by_dst else graph.by_src
+        expected = reference(*segments[:3], segments[5], graph.num_edges, True)
         assert expected[4].size(1) > 0 or not by_dst
-        added = expected[3] if expected[3].numel() else pieces[5]
-        wanted = [*pieces, *expected[:3], added, expected[4]]
+        added = expected[3] if expected[3].numel() else segments[5]
+        wanted = [*segments, *expected[:3], added, expected[4]]
         if mean is not None:
             assert ("mean", mean) not in graph._formats  # by edge, for which nobody has asked
-            of_edges = typed(40, 50, 9000, 900, hub=6000, device="cuda").mean_weight(mean)[pieces[4].long()]
-            wanted.append(of_edges[pieces[2][:-1].long()].unsqueeze(1) if by_dst else of_edges)
+            of_edges = typed(40, 50, 9000, 900, hub=6000, device="cuda").mean_weight(mean)[segments[4].long()]
+            wanted.append(of_edges[segments[2][:-1].long()].unsqueeze(1) if by_dst else of_edges)
         assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
         assert all(a is b for a, b in zip(graph.tiled(by_dst, mean), found, strict=True))
 
@@ -197,8 +197,8 @@ def test_a_graph_keeps_them():
 @pytest.mark.cuda
 @pytest.mark.parametrize("sizes,split_hubs", [((2, 2, 20_000, 700), False), ((40, 50, 200, 4), True)])
 def test_does_not_wait_where_it_looks_for_no_hubs(sizes, split_hubs):
-    args = pieces_of(typed(*sizes, device="cuda"), 64)
-    without_waiting(lambda: piece_tiles(*args, split_hubs))
+    args = segments_of(typed(*sizes, device="cuda"), 64)
+    without_waiting(lambda: segment_tiles(*args, split_hubs))
 
 
 @EVERY_DEVICE
@@ -208,28 +208,28 @@ def test_opcheck(hub, device):
     graph = typed(40, 50, 3000, 4, hub=hub, device=device)
     options = {"test_utils": ("test_schema", "test_autograd_registration", "test_faketensor")}
     for split_hubs in (True, False):
-        torch.library.opcheck(torch.ops.edgeless.piece_tiles, (*pieces_of(graph, 1), split_hubs), **options)
+        torch.library.opcheck(torch.ops.edgeless.segment_tiles, (*segments_of(graph, 1), split_hubs), **options)
 
 
 @EVERY_DEVICE
 def test_in_a_program(device):
-    args = pieces_of(typed(40, 50, 3000, 4, device=device), 64, full=True)
-    compiled = torch.compile(lambda *args: piece_tiles(*args, 3000, False), fullgraph=True, backend="aot_eager")
-    for ours, theirs in zip(compiled(*args[:4]), piece_tiles(*args, False), strict=True):
+    args = segments_of(typed(40, 50, 3000, 4, device=device), 64, full=True)
+    compiled = torch.compile(lambda *args: segment_tiles(*args, 3000, False), fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(compiled(*args[:4]), segment_tiles(*args, False), strict=True):
         assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("changed,message", [
-    ({"type_ptr": torch.zeros(5)}, "piece_tiles: type_ptr must be int32 or int64, got Float"),
-    ({"type_ptr": torch.zeros(0).int()}, r"piece_tiles: type_ptr must have shape \[types \+ 1\], got \[0\]"),
-    ({"rows": torch.zeros(3).int()}, r"piece_tiles: rows must have shape \["),
-    ({"ptr": torch.zeros(2, 2).int()}, r"piece_tiles: ptr must be \[pieces \+ 1\]"),
-    ({"by_row": torch.zeros(9).long()}, "piece_tiles: by_row must "),
-    ({"by_row": torch.zeros(2).int()}, r"piece_tiles: by_row must have more than the \d+ elements of rows, got 2"),
-    ({"num_edges": -1}, "piece_tiles: num_edges must not be negative, got -1"),
+    ({"type_ptr": torch.zeros(5)}, "segment_tiles: type_ptr must be int32 or int64, got Float"),
+    ({"type_ptr": torch.zeros(0).int()}, r"segment_tiles: type_ptr must have shape \[types \+ 1\], got \[0\]"),
+    ({"rows": torch.zeros(3).int()}, r"segment_tiles: rows must have shape \["),
+    ({"ptr": torch.zeros(2, 2).int()}, r"segment_tiles: ptr must be \[segments \+ 1\]"),
+    ({"by_row": torch.zeros(9).long()}, "segment_tiles: by_row must "),
+    ({"by_row": torch.zeros(2).int()}, r"segment_tiles: by_row must have more than the \d+ elements of rows, got 2"),
+    ({"num_edges": -1}, "segment_tiles: num_edges must not be negative, got -1"),
 ])  # fmt: skip
 def test_bad_input_is_named(changed, message):
     names = ("type_ptr", "rows", "ptr", "by_row", "num_edges")
-    args = {**dict(zip(names, pieces_of(typed(40, 50, 300, 4), 64), strict=True)), **changed}
+    args = {**dict(zip(names, segments_of(typed(40, 50, 300, 4), 64), strict=True)), **changed}
     with pytest.raises(ValueError, match=message):
-        piece_tiles(*args.values(), True)
+        segment_tiles(*args.values(), True)

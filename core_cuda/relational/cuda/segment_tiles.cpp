@@ -1,6 +1,5 @@
-// Launches the kernels that sum the edges of pieces and multiply the sums (piece_tiles.h), and those of the sums that
-// go with them.
-#include "piece_tiles.h"
+// Launches the kernels whose arguments are in segment_tiles.h.
+#include "segment_tiles.h"
 
 #include <algorithm>
 
@@ -9,14 +8,14 @@
 #include "../../jit/launch.h"
 #include "expression.h"
 #include "geometry.h"
-#include "short_pieces.h"
+#include "short_segments.h"
 
 namespace edgeless::cuda::relational {
 namespace {
 
-constexpr int kManyThreads = 1 << 18;  // that a device has at once
+constexpr int kManyThreads = 1 << 18;  // about as many as a device runs at a time
 
-// Bytes of shared memory that a kernel takes for tiles of a shape.
+// Bytes of shared memory of a kernel with tiles of this shape.
 template <template <class, int, int> class Layout, class S>
 int bytes_of(const TileShape& shape) {
   if (shape.width == 32) return Layout<S, 32, kWarpColumns<32>>::kBytes;
@@ -33,61 +32,61 @@ using TwiceRowSums = RowSumsLayout<S, kWidth, kColumns, true>;
 template <class S, int kWidth, int kColumns>
 using OnceRowSums = RowSumsLayout<S, kWidth, kColumns, false>;
 
-// What a kernel of short pieces weighs by: nothing, numbers by id, or the one other kind that it is compiled for.
+// The weights of a kernel of short segments: none, by id, or the one other kind that it is compiled for.
 Weights weights_of(const Neighbors& of, Weights other) {
   if (of.ids) return Weights::by_id;
-  return of.weights || of.of_pieces ? other : Weights::none;
+  return of.weights || of.of_segments ? other : Weights::none;
 }
 
-int64_t num_blocks(const PieceTiles& pieces, int share) { return num_tiles(pieces.count, pieces.types, share); }
+int64_t num_blocks(const SegmentTiles& segments, int share) { return num_tiles(segments.count, segments.types, share); }
 
 constexpr int64_t blocks_of_rows(int64_t rows, int64_t of_block) { return (rows + of_block - 1) / of_block; }
 
 }  // namespace
 
-void run_piece_products(Storage storage, const PieceProductsArgs& args, const jit::Queue& queue) {
+void run_segment_products(Storage storage, const SegmentProductsArgs& args, const jit::Queue& queue) {
   const TileShape tile = tile_shape(storage, std::max(args.in_width, args.out_width), args.few);
-  const jit::Expression kernel = piece_products_expression(storage, tile);
+  const jit::Expression kernel = segment_products_expression(storage, tile);
   const int bytes = shared_bytes<ProductsLayout>(storage, tile);
-  jit::launch(queue, kernel, {num_blocks(args.pieces, args.share), tile.threads(), bytes}, args);
+  jit::launch(queue, kernel, {num_blocks(args.segments, args.share), tile.threads(), bytes}, args);
 }
 
-int64_t short_products_scratch(const PieceProductsArgs& args) {
-  const int64_t chunks = num_blocks(args.pieces, args.share) + 2;  // one for `taken`
-  return args.pieces.types * int64_t{part_vectors(kMostShortWidth)} * 16 + chunks * 16;
+int64_t short_products_scratch(const SegmentProductsArgs& args) {
+  const int64_t chunks = num_blocks(args.segments, args.share) + 2;  // + 2: the end mark and `taken`
+  return args.segments.types * int64_t{part_vectors(kMostShortWidth)} * 16 + chunks * 16;
 }
 
-void run_short_products(const PieceProductsArgs& args, void* memory, int processors, const jit::Queue& queue) {
+void run_short_products(const SegmentProductsArgs& args, void* memory, int processors, const jit::Queue& queue) {
   const int width = short_width(args.in_width, args.out_width);
-  const int types = args.pieces.types, num_chunks = static_cast<int>(num_blocks(args.pieces, args.share));
+  const int types = args.segments.types, num_chunks = static_cast<int>(num_blocks(args.segments, args.share));
   const ShortScratch scratch = short_scratch(memory, types, width, num_chunks);
-  jit::launch(queue, {kShortPiecesHeader, "relational::prepare_products_kernel", {width}},
+  jit::launch(queue, {kShortSegmentsHeader, "relational::prepare_products_kernel", {width}},
               {types + num_chunks / kPartThreads + 1, kPartThreads}, args, scratch, num_chunks);
   const jit::Expression kernel =
-      short_products_expression(args.in_width, args.out_width, weights_of(args.neighbors, Weights::of_pieces));
+      short_products_expression(args.in_width, args.out_width, weights_of(args.neighbors, Weights::of_segments));
   const int blocks = std::min(ShortProducts::kBlocks * processors, num_chunks);
   jit::launch(queue, kernel, {blocks, ShortProducts::kThreads, short_products_bytes(width)}, args, scratch, num_chunks);
 }
 
-void run_piece_gradients(Storage storage, const PieceGradientsArgs& args, const jit::Queue& queue) {
+void run_segment_gradients(Storage storage, const SegmentGradientsArgs& args, const jit::Queue& queue) {
   const TileShape tile = tile_shape(storage, std::max(args.in_width, args.out_width), args.few);
-  const jit::Expression kernel = piece_gradients_expression(storage, tile);
+  const jit::Expression kernel = segment_gradients_expression(storage, tile);
   const int bytes = shared_bytes<GradientsLayout>(storage, tile);
-  jit::launch(queue, kernel, {num_blocks(args.pieces, args.share), tile.threads(), bytes}, args);
+  jit::launch(queue, kernel, {num_blocks(args.segments, args.share), tile.threads(), bytes}, args);
 }
 
-int64_t short_gradients_scratch(const PieceGradientsArgs& args) {
-  return args.pieces.types * int64_t{part_vectors(kMostShortWidth)} * 16;
+int64_t short_gradients_scratch(const SegmentGradientsArgs& args) {
+  return args.segments.types * int64_t{part_vectors(kMostShortWidth)} * 16;
 }
 
-void run_short_gradients(const PieceGradientsArgs& args, void* parts, const jit::Queue& queue) {
+void run_short_gradients(const SegmentGradientsArgs& args, void* parts, const jit::Queue& queue) {
   if (args.out) {
     jit::launch(queue, {kShortGradientsHeader, "relational::prepare_gradients_kernel"},
-                {args.pieces.types, kPartThreads}, args, parts);
+                {args.segments.types, kPartThreads}, args, parts);
   }
   const jit::Expression kernel =
       short_gradients_expression(args.out_width, weights_of(args.neighbors, Weights::in_order));
-  jit::launch(queue, kernel, {num_blocks(args.pieces, args.share), ShortGradients::kThreads, kShortGradientsBytes},
+  jit::launch(queue, kernel, {num_blocks(args.segments, args.share), ShortGradients::kThreads, kShortGradientsBytes},
               args, parts);
 }
 
@@ -107,7 +106,7 @@ void run_row_sums(Storage storage, const RowSumsArgs& args, const jit::Queue& qu
 
 void run_short_rows(Storage storage, const RowSumsArgs& args, int processors, const jit::Queue& queue) {
   const jit::Expression kernel = short_rows_expression(storage, args.width, args.transposed);
-  const int64_t turns = blocks_of_rows(args.num_rows, ShortRows::kWarps * kWarpPieces);
+  const int64_t turns = blocks_of_rows(args.num_rows, ShortRows::kWarps * kWarpSegments);
   const int64_t blocks = std::min<int64_t>(ShortRows::kBlocks * processors, turns);
   jit::launch(queue, kernel, {blocks, ShortRows::kThreads}, args);
 }
@@ -115,7 +114,7 @@ void run_short_rows(Storage storage, const RowSumsArgs& args, int processors, co
 void run_own_gradients(Storage storage, const OwnGradientsArgs& args, const jit::Queue& queue) {
   const char* const header = "relational/cuda/own_gradients.cuh";
   const bool floats = storage == Storage::f32, narrow = args.own_width <= 64 && args.width <= 64;
-  const int64_t blocks = blocks_of_rows(args.num_rows, int64_t{args.share} * kTilePieces);
+  const int64_t blocks = blocks_of_rows(args.num_rows, int64_t{args.share} * kTileSegments);
   if (floats && narrow && args.own.numbers && args.partial && !args.rows) {
     jit::launch(queue, {header, "relational::own_gradients::own_squares_kernel"},
                 {blocks, own_gradients::kSquareThreads, kOwnSquaresBytes}, args);
@@ -130,7 +129,7 @@ void run_own_gradients(Storage storage, const OwnGradientsArgs& args, const jit:
 void run_add_gradients(Storage storage, const AddGradientsArgs& args, const jit::Queue& queue) {
   using add_gradients::kOwnSides, add_gradients::kThreads;
   const auto blocks = [](int size, int sides) { return (size + 4 * kThreads / sides - 1) / (4 * kThreads / sides); };
-  // Until the device is full, or each has a chunk.
+  // Doubles the threads per element until the device is full or each thread has one chunk.
   const int64_t types = std::max(args.tiles.types, 1), chunks = args.tiles.count / (args.share * types);
   int sides = 1;
   while (sides < std::min<int64_t>(chunks, kOwnSides) && types * args.size / 4 * sides < kManyThreads) sides *= 2;

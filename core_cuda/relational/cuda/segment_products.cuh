@@ -1,10 +1,10 @@
-// The kernel that multiplies the sums of pieces by the matrix of their type, on tensor cores.
+// The kernel that multiplies the sums of segments by the matrix of their type, on tensor cores.
 //
-// A piece is a segment of edges that have one type and one row, and a tile is up to 64 pieces of one type. For every
-// piece the kernel sums the rows of the neighbours at its edges, in_width numbers, and multiplies the sum by the weight
-// of the type, [in_width, out_width]; it writes one row of out_width numbers for each piece.
+// A segment has edges of one type and one row, and a tile has up to 64 segments of one type. For every segment the
+// kernel sums the rows of the neighbours at its edges, in_width elements, multiplies the sum by the weight of the type,
+// [in_width, out_width], and stores one row of out_width elements.
 //
-// A thread block walks the tiles of its share, whose pieces are all of one type. The sums of a tile stay in shared
+// A thread block walks the tiles of its quota, whose segments are all of one type. The sums of a tile stay in shared
 // memory or in registers (tile_sums.cuh, tensor_sums.cuh), so they are never written to global memory, and the weight
 // is copied to shared memory once for all tiles of the block.
 #pragma once
@@ -17,8 +17,8 @@
 namespace edgeless::cuda::relational {
 
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
-struct PieceProductsShape : ProductsLayout<S, kWidth, kColumns> {
-  // That a multiprocessor has registers for.
+struct SegmentProductsShape : ProductsLayout<S, kWidth, kColumns> {
+  // Target occupancy in blocks per SM.
   static constexpr int kBlocks = kWidth > 64                       ? (sizeof(S) == 4 ? 1 : 2)
                                  : kColumns < kWarpColumns<kWidth> ? 2
                                  : sizeof(S) == 4 && kWidth == 64  ? 4
@@ -27,25 +27,26 @@ struct PieceProductsShape : ProductsLayout<S, kWidth, kColumns> {
 
 template <class S, int kWidth, int kColumns>
 __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
-                                  PieceProductsShape<S, kWidth, kColumns>::kBlocks)
-    piece_products_kernel(const __grid_constant__ PieceProductsArgs args) {
+                                  SegmentProductsShape<S, kWidth, kColumns>::kBlocks)
+    segment_products_kernel(const __grid_constant__ SegmentProductsArgs args) {
   using T = TileNumber<S>;
-  using Of = PieceProductsShape<S, kWidth, kColumns>;
+  using Of = SegmentProductsShape<S, kWidth, kColumns>;
   constexpr int kStride = Of::kStride;
   constexpr int kThreads = TileSums<S, kWidth, kColumns>::kThreads;
   extern __shared__ float4 memory[];
   __shared__ TileBegins begins;
   T* tile = reinterpret_cast<T*>(memory);
   T* weight = tile + Of::kTile;
-  const Range range = range_of_block(args.pieces.by_type(), args.share);
+  const Range range = range_of_block(args.segments.by_type(), args.share);
   if (range.begin >= range.end) return;
-  TileWalk walk(args.pieces.tiles, args.pieces.ptr, static_cast<int>(range.begin), static_cast<int>(range.end), begins);
+  TileWalk walk(args.segments.tiles, args.segments.ptr, static_cast<int>(range.begin), static_cast<int>(range.end),
+                begins);
   const T* const weight_at = static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type;
   if constexpr (!Of::kFragments) {
-    ask_for_matrix<kWidth, kWidth, kStride, kThreads>(weight, weight_at, args.weight.row_numbers, args.in_width,
-                                                      args.out_width);
+    prefetch_matrix<kWidth, kWidth, kStride, kThreads>(weight, weight_at, args.weight.row_numbers, args.in_width,
+                                                       args.out_width);
   }
-  if constexpr (std::is_same_v<S, float>) {  // columns outside stay zero
+  if constexpr (std::is_same_v<S, float>) {  // columns behind the end of rows stay zero
     for (int i = threadIdx.x; i < Of::kTile / 4; i += kThreads) {
       reinterpret_cast<float4*>(tile)[i] = make_float4(0, 0, 0, 0);
     }
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
   TileSums<S, kWidth, kColumns> sums(args.neighbors, walk, tile, weight + Of::kWeight);
   sums.start();
   uint4* const fragments = reinterpret_cast<uint4*>(weight);
-  if constexpr (Of::kFragments) {  // while the first rows are in flight
+  if constexpr (Of::kFragments) {  // the first rows are in flight meanwhile
     put_fragments<kWidth, false, false, kThreads>(fragments, weight_at, args.weight.row_numbers, args.in_width,
                                                   args.out_width);
   }
@@ -86,11 +87,11 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
         }
         make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {tile, kStride, 1}, columns,
                       args.in_width);
-        if (std::is_same_v<S, float> && args.neighbors.of_pieces) {  // of 16 bits the sums have theirs
+        if (std::is_same_v<S, float> && args.neighbors.of_segments) {  // sums of 16-bit rows are multiplied already
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const int piece = place.down + threadIdx.x % 32 / 4 + h * 8;
-            const float by = piece < count ? __ldg(args.neighbors.of_pieces + walk.first() + piece) : 1;
+            const int segment = place.down + threadIdx.x % 32 / 4 + h * 8;
+            const float by = segment < count ? __ldg(args.neighbors.of_segments + walk.first() + segment) : 1;
 #pragma unroll
             for (int i = 0; i < place.kSides; ++i) product.of[0][i][2 * h] *= by, product.of[0][i][2 * h + 1] *= by;
           }

@@ -1,4 +1,4 @@
-// piece_tiles on CUDA: checks and allocation; the algorithm is in cuda/tiling.cuh. The host reads back the number of
+// segment_tiles on CUDA: checks and allocation; the algorithm is in cuda/tiling.cuh. The host reads back the number of
 // hub parts once, if there are enough segments for a row to be a hub.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
@@ -22,11 +22,11 @@ TileArrays made_tiles(Tiling<I> args, const at::TensorOptions& options, bool spl
   const auto at_of = [](const Tensor& t) { return t.mutable_data_ptr<I>(); };
   const Tensor type_tiles = empty(args.types + 1), tiles = empty(args.num_tiles());
   args.type_tiles = at_of(type_tiles), args.tiles = at_of(tiles);
-  const bool may_have_hubs = splits && args.num_rows > 0 && edgeless::is_hub(args.pieces);
+  const bool may_have_hubs = splits && args.num_rows > 0 && edgeless::is_hub(args.segments);
   Tensor totals;
   if (may_have_hubs) totals = at::empty({2}, options.dtype(at::kLong));
-  tile_pieces(args, may_have_hubs ? totals.mutable_data_ptr<int64_t>() : nullptr, queue);
-  int64_t added = args.pieces;
+  tile_segments(args, may_have_hubs ? totals.mutable_data_ptr<int64_t>() : nullptr, queue);
+  int64_t added = args.segments;
   if (may_have_hubs) {
     const Tensor found = totals.cpu();
     args.num_parts = found.const_data_ptr<int64_t>()[0];
@@ -47,10 +47,10 @@ TileArrays made_tiles(Tiling<I> args, const at::TensorOptions& options, bool spl
   return {type_tiles, tiles, row_tiles, of_rows, parts};
 }
 
-TileArrays piece_tiles(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr, const Tensor& by_row,
-                       int64_t num_edges, bool splits) {
-  constexpr const char* op = "piece_tiles";
-  check_piece_tiles(op, type_ptr, rows, ptr, by_row, num_edges);
+TileArrays segment_tiles(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr, const Tensor& by_row,
+                         int64_t num_edges, bool splits) {
+  constexpr const char* op = "segment_tiles";
+  check_segment_tiles(op, type_ptr, rows, ptr, by_row, num_edges);
   const OnDevice on_device(type_ptr.device());
   TileArrays result;
   AT_DISPATCH_INDEX_TYPES(type_ptr.scalar_type(), op, [&] {
@@ -63,6 +63,6 @@ TileArrays piece_tiles(const Tensor& type_ptr, const Tensor& rows, const Tensor&
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(edgeless, CUDA, m) { m.impl("piece_tiles", piece_tiles); }
+TORCH_LIBRARY_IMPL(edgeless, CUDA, m) { m.impl("segment_tiles", segment_tiles); }
 
 }  // namespace edgeless::cuda::relational
