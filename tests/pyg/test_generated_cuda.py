@@ -19,7 +19,7 @@ from edgeless import _C, Graph
 from edgeless.kernels import NvrtcError, Store, compiled, compiler, headers
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.kernels.provider import kernel_named
-from edgeless.programs import blocks, own_factors, cuda_walks
+from edgeless.programs import blocks, cuda_walks, own_factors
 from edgeless.programs import compiled as compiled_walks
 from edgeless.programs.cuda_walks import CudaWalk
 from edgeless.programs.items import NotLowered
