@@ -21,6 +21,7 @@ from .front.spaces import EDGE, FIRST, Argument, Refused
 from .front.tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
 from .run.blocks import sizes_of
 from .run.interpreter import Interpreter, call_whole
+from .scheduling import own_factors
 from .scheduling.kept_sums import use_kept_sums
 from .scheduling.passes import rewrite
 from .scheduling.schedule import Schedule, Walk, is_fold, is_total, operands, schedule, steps_text, values_text
@@ -118,7 +119,14 @@ class Program:
         infer.annotate(joint, [*arguments, *cotangents])
         _name_arguments(joint, [*arguments, *cotangents])
         pairs = dict(zip(results[first:last], candidates))
-        set_outputs(joint, results[last:])
+        if not self.is_gradient and all(value_of(n).device.type in own_factors.DEVICES for n in self.outputs):
+            sums = own_factors.keep_own_sums(joint, results[last:], self.module, len(arguments), self.receiving)
+            if sums:
+                self.notes.append("sums of its gradients are kept by the forward")
+                pairs |= sums
+                infer.annotate(self.module, arguments)
+                infer.annotate(joint, [*arguments, *cotangents])
+        set_outputs(joint, outputs_of(joint)[last:])
         alive = set(joint.graph.nodes)
         given = [node for node in pairs if node in alive and node.op == "call_function"]
         self.backward_plan = schedule(joint, self.sizes, self.receiving, given)

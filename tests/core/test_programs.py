@@ -49,10 +49,11 @@ def program_of(function, wanted=(3, 4)):
 
 def test_a_linear_map_goes_to_the_nodes():
     program, args = program_of(linear)
-    assert program.notes == ["a linear map is split, 2 of 2 parts on nodes"]
+    kept = "sums of its gradients are kept by the forward"
+    assert program.notes == ["a linear map is split, 2 of 2 parts on nodes", kept]
     text = program.text()
     assert "x: node [4] float64" in text and "walk by destination: gathers" in text and "backward:" in text
-    assert "computes add, relu; keeps" in text
+    assert "computes add, relu, full_like, threshold_backward; keeps" in text
     check(program, linear, args, True)
 
 

@@ -23,6 +23,7 @@ from edgeless.programs.lowering.items import NotLowered
 from edgeless.programs.run import compiled as compiled_walks
 from edgeless.programs.run import cuda_walks, interpreter
 from edgeless.programs.run.cuda_walks import CudaWalk
+from edgeless.programs.scheduling import own_factors
 from edgeless.programs.scheduling.schedule import Walk
 from edgeless.pyg.generated.calls import PROGRAMS
 
@@ -84,6 +85,7 @@ def walks_of(monkeypatch, make, dtype, args, kwargs):
         found.extend((step, plan.sizes, self.needed) for step in plan.steps if isinstance(step, Walk))
 
     monkeypatch.setattr(interpreter.Interpreter, "__init__", record)
+    monkeypatch.setattr(own_factors, "DEVICES", ())  # programs are those of CUDA
     PROGRAMS.clear()
     _, ours = pair_of_layers(make, dtype)
     ours(*cast(args, "cpu", dtype), **cast(kwargs, "cpu", dtype))

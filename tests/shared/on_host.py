@@ -19,6 +19,7 @@ import torch
 from edgeless.kernels import provider
 from edgeless.programs.program import Program
 from edgeless.programs.run import compiled, cuda_walks, interpreter
+from edgeless.programs.scheduling import own_factors
 
 PROCESSORS = 2  # of the GPU that walks are divided for
 _FLAGS = ("-std=gnu++17", "-O1", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
@@ -137,6 +138,7 @@ def on_host() -> Iterator[list[str]]:
             (cuda_walks, "gpu_refusal", lambda device: None),
             (interpreter.Interpreter, "_walk", walk),
             (Program, "ready", _all_on_host),
+            (own_factors, "DEVICES", ()),  # programs are those of CUDA
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield interpreted

@@ -13,6 +13,7 @@ from ..lowering.items import (
     Draw,
     Folded,
     Item,
+    Map,
     NotLowered,
     Number,
     Operand,
@@ -115,7 +116,8 @@ class _Arranger(Scalars):
             passes.append(Pass(edge, done, self.row_statements(stage + 1, reads)))
         _name_variables([*first, *(s for each in passes for s in (*each.edge, *each.row))])
         arrays = [a for _, a in totals]
-        return Arranged(low.end, low.operands, first, passes, arrays, [r for _, r in by_edge], self.buffers)
+        winners = low.winners if len(passes) == 1 else []
+        return Arranged(low.end, low.operands, first, passes, arrays, [r for _, r in by_edge], self.buffers, winners)
 
     # What there is --------------------------------------------------------------------------------------------------
 
@@ -191,6 +193,7 @@ class _Arranger(Scalars):
             return self.rows[item]
         stack, self.stack = self.stack, []
         buffer = self.array(item.shape, item.dtype, scope.kind)
+        buffer.sparse = _is_sparse(item)
         if isinstance(item, Draw):
             scope.statements.append(DrawLoop(buffer, item))
         elif isinstance(item, Assemble):
@@ -290,6 +293,15 @@ class _Arranger(Scalars):
         opened = Open(variables, place=len(self.scope.statements), joins=joins)
         self.scope.statements.append(opened)
         write(opened, variables)
+
+
+def _is_sparse(item: Item) -> bool:
+    """Whether an item is a share of an extremum, times something."""
+    item = core_of(item)
+    if not isinstance(item, Map):
+        return False
+    factors = {"mul": item.args, "div": item.args[:1], "neg": item.args}.get(item.op, ())
+    return item.usual is not None or any(map(_is_sparse, factors))
 
 
 # Loop nests ---------------------------------------------------------------------------------------------------------

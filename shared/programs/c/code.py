@@ -19,14 +19,23 @@ from ..lowering.affine import Var
 from ..lowering.items import NotLowered, Operand
 from ..lowering.scalar_texts import TEXTS
 from .driver import driver_text, parts_of
+from .edges import Edges
 from .loops import Accumulate, Arranged, Buffer, DrawLoop, EdgeResult, Fold, Let, Loop, Statement, Store, TotalArray
 from .prelude import prelude
-from .products import Product, product_of, product_text, total_text
+from .products import (
+    Product,
+    is_listed,
+    listed_product_text,
+    listed_total_text,
+    product_text,
+    single_products,
+    total_text,
+)
 from .types import bytes_of, literal, memory_type, scalar_type, suffix
+from .vectors import levels_of, vectors_of
+from .winners import TEXT, finite_text
 
 _TILE, _TILE_BYTES, _MOST_BYTES = 8, 48 << 10, 1 << 19
-_FLUSH = 1024  # after this many edges a part adds its sums to larger ones, which bounds the rounding errors
-_AHEAD, _MOST_LINES = 16, 8
 # Selects by bits: GCC would compile a conditional expression to branches that load only the chosen operand.
 _CHOICES = {
     "where": "el_where{m}({0}, {1}, {2})",
@@ -56,23 +65,26 @@ class CText:
     parts: int = 1
 
 
-def c_code(arranged: Arranged, wide: bool) -> CText:
+def c_code(arranged: Arranged, wide: bool, vector: int = 32) -> CText:
     """Writes a walk.
 
     Args:
         wide: whether ids are int64; else they are int32.
+        vector: the bytes of a vector: 16, 32 or 64.
     Raises:
         NotLowered: the walk has a dtype or a size that is not supported.
     """
-    return _Writer(arranged, wide).run()
+    return _Writer(arranged, wide, vector).run()
 
 
-class _Writer:
-    def __init__(self, arranged: Arranged, wide: bool):
-        self.arranged, self.wide = arranged, wide
+class _Writer(Edges):
+    def __init__(self, arranged: Arranged, wide: bool, vector: int):
+        self.arranged, self.wide, self.vector = arranged, wide, vector
         self.lines: list[str] = []
         self.depth = 1
         self.operands = {operand: f"x{i}" for i, operand in enumerate(arranged.operands)}
+        self.winners = arranged.winners
+        self.sparse = [b for b in arranged.buffers if b.sparse and b.scope == "edge"] if self.winners else []
         self.results = {result: f"r{i}" for i, result in enumerate(arranged.by_edge)}
         self.folds = [fold for each in arranged.passes for fold in each.folds]
         per_edge = sum(b.numel * bytes_of(b.dtype) for b in arranged.buffers if b.scope == "edge")
@@ -90,7 +102,11 @@ class _Writer:
             offset += 2 * ((bytes_of(total.array.dtype) * total.array.numel + 63) // 64 * 64)
         body = self.part(offsets, offset)
         ids = f"typedef {'long' if self.wide else 'int'} el_index;"
-        text = "\n".join([prelude(), ids, *body, *driver_text(offsets, offset, 3 + len(self.pointers()))])
+        head, dense = [prelude(self.vector), ids], "1"
+        if self.winners:
+            places = {name: place for name, _, place in self.pointers()}
+            head, dense = [*head, TEXT, *finite_text(self.arranged, self.operands, places)], "!el_finite(P, N)"
+        text = "\n".join([*head, *body, *driver_text(offsets, offset, 3 + len(self.pointers()), dense)])
         return CText(text + "\n", self.arranged, parts_of(offset) * offset, parts_of(offset))
 
     # Text -----------------------------------------------------------------------------------------------------------
@@ -109,7 +125,7 @@ class _Writer:
     # One part of the rows -------------------------------------------------------------------------------------------
 
     def part(self, offsets: dict, size: int) -> list[str]:
-        self.lines = ["static int el_part(void **P, const long *N, long first, long last, char *W) {"]
+        self.lines = ["static int el_part(void **P, const long *N, long first, long last, char *W, const int dense) {"]
         self.line("const long n_source = N[1], n_destination = N[2], n_edge = N[3]; int bad = 0; long since = 0;")
         self.line("const long *ptr = P[0]; const el_index *near_ = P[1], *ids = P[2];")
         for name, what, operand in self.pointers():
@@ -120,11 +136,16 @@ class _Writer:
             self.line(f"{kind} *{name} = ({kind} *)(W + {offset}), *{name}_all = ({kind} *)(W + {offset + step});")
         if size:
             self.line(f"memset(W, 0, {size});")
+        for result, name in self.results.items():
+            size = result.numel * bytes_of(result.dtype)
+            self.line(f"const int {name}_streams = el_streams({name}, n_edge * {size});")
         for b in self.arranged.buffers:
             kind = memory_type(b.dtype)
             if b.scope == "edge":
                 self.line(f"{kind} {b.name}[{self.tile}][{b.numel}] __attribute__((aligned(64)));")
                 self.line(f"memset({b.name}, 0, sizeof {b.name});")
+                if b in self.sparse:
+                    self.line(f"int {b.name}_n[{self.tile}], {b.name}_k[{self.tile}][{b.numel + 1}];")
             elif b.scope in ("row", "fold"):
                 self.line(f"{kind} {b.name}[{b.numel}] __attribute__((aligned(64)));")
         for fold in self.folds:
@@ -148,6 +169,8 @@ class _Writer:
                 self.statement(statement)
         self.end()
         self.flush("1")
+        if self.results:
+            self.line("EL_FENCE();")
         self.line("return bad;")
         self.lines.append("}")
         return self.lines
@@ -172,38 +195,6 @@ class _Writer:
             name = array.array.name
             self.line(f"for (long k = 0; k < {array.array.numel}; ++k)")
             self.line(f"  {name}_all[k] += {name}[k], {name}[k] = 0;")
-        self.end()
-
-    def edges(self, statements: list[Statement], first: bool) -> None:
-        """A pass over the edges of a row."""
-        self.begin(f"for (long p0 = begin; p0 < end; p0 += {self.tile})")
-        self.line(f"const int u = end - p0 < {self.tile} ? (int)(end - p0) : {self.tile};")
-        self.line(f"long j[{self.tile}], id[{self.tile}];")
-        self.begin(f"for (int s = 0; s < {self.tile}; ++s)")  # edges beyond the end repeat the last edge
-        self.line("const long p = p0 + (s < u ? s : u - 1); j[s] = near_[p]; id[s] = ids ? ids[p] : p;")
-        self.end()
-        if first:
-            self.prefetch()
-        for statement in statements:
-            self.statement(statement)
-        if self.arranged.totals:
-            self.line("since += u;")
-            self.flush(f"since >= {_FLUSH}")
-        self.end()
-
-    def prefetch(self) -> None:
-        """Prefetches the rows that later edges will read and write."""
-        ids = "(ids ? (long)ids[p] : p)"
-        places = {"near": "(long)near_[p]", "edge": ids}
-        rows = [(n, places[o.kind], o, 0) for o, n in self.operands.items() if o.kind in places]
-        rows += [(name, ids, result, 1) for result, name in self.results.items()]
-        if not rows:
-            return
-        self.begin(f"for (long p = p0 + {_AHEAD}; p < p0 + {_AHEAD + self.tile} && p < n_edge; ++p)")
-        for name, place, of, writes in rows:
-            size = of.numel * bytes_of(of.dtype)
-            for k in range(min((size + 63) // 64, _MOST_LINES)):
-                self.line(f"__builtin_prefetch((const char *){name} + {place} * {size} + {64 * k}, {writes});")
         self.end()
 
     # Folds ----------------------------------------------------------------------------------------------------------
@@ -239,13 +230,22 @@ class _Writer:
         if isinstance(statement, DrawLoop):
             self.draw(statement)
             return
-        product = product_of(statement)
-        if product is not None and self.product(statement, product):
+        products = single_products(statement, self.vector) if self.on_edges(statement) else None
+        texts = [self.product(*each) for each in products or ()]
+        if texts and all(texts):
+            for line in (line for text in texts for line in text):
+                self.line(line)
             return
-        on_edges = self.on_edges(statement)
+        on_edges, start = self.on_edges(statement), 0
+        vectors = vectors_of(statement, self.vector)
+        if vectors is not None:
+            self.vectors(vectors, on_edges)
+            start = vectors.extent
+            if start == vectors.along.extent:
+                return
         if on_edges:
             self.begin("for (int s = 0; s < u; ++s)")
-        self.loop(statement)
+        self.loop(statement, start)
         if on_edges:
             self.end()
 
@@ -253,22 +253,21 @@ class _Writer:
         end = loop.ends[0]
         return not (isinstance(end, Store) and isinstance(end.into, Buffer) and end.into.scope == "row")
 
-    def product(self, loop: Loop, product: Product) -> bool:
-        """Writes a product by vectors; returns whether it could."""
-        if not self.on_edges(loop):
-            return False
+    def product(self, loop: Loop, product: Product) -> list[str]:
+        """A product by vectors, or nothing."""
         end = loop.ends[0]
-        vector = "el_vf" if product.dtype is torch.float32 else "el_vd"
-        common = {"left": lambda s, i: self.at(product.left, i, s), "right": lambda s, i: self.at(product.right, i, s)}
+        left = lambda s, i: self.at(product.left, i, s)  # noqa: E731
+        right = lambda s, i: self.at(product.right, i, s)  # noqa: E731
         if isinstance(end, Store) and isinstance(end.into, Buffer):
-            text = product_text(loop, product, vector, self.tile, into=lambda s, i: self.at(end.into, i, s), **common)
-        elif isinstance(end, Accumulate) and isinstance(end.into, TotalArray) and end.dynamic is None:
-            text = total_text(loop, product, vector, into=end.into.array.name, **common)
-        else:
-            return False
-        for line in text:
-            self.line(line)
-        return True
+            into = lambda s, i: self.at(end.into, i, s)  # noqa: E731
+            if product.left in self.sparse and is_listed(loop, product):
+                return listed_product_text(loop, product, into, right)
+            return product_text(loop, product, self.tile, into, left, right)
+        if isinstance(end, Accumulate) and isinstance(end.into, TotalArray) and end.dynamic is None:
+            if product.left in self.sparse and is_listed(loop, product):
+                return listed_total_text(loop, product, end.into.array.name, right)
+            return total_text(loop, product, end.into.array.name, left, right)
+        return []
 
     def draw(self, statement: DrawLoop) -> None:
         draw, into = statement.draw, statement.into
@@ -297,17 +296,10 @@ class _Writer:
             return f"{name}_i[{index}]"
         return f"({name} + {'j' if memory.kind == 'near' else 'id'}[{s}] * {memory.numel})[{index}]"
 
-    def loop(self, loop: Loop) -> None:
+    def loop(self, loop: Loop, start: int = 0) -> None:
+        """A loop over elements, of the last variable from ``start``."""
         order = [*loop.vars, *loop.reduced]
-        place = {v: d for d, v in enumerate(order)}
-        depths: dict[str, int] = {}
-        levels: list[list[Let]] = [[] for _ in range(len(order) + 1)]
-        for let in loop.body:
-            needs = [place[v] + 1 for v in let.index.variables]
-            needs += [depths[a] for a in let.args if isinstance(a, str) and a in depths]
-            needs += [depths[let.dynamic.name]] if let.dynamic else []
-            depths[let.name] = max(needs, default=0)
-            levels[depths[let.name]].append(let)
+        levels = levels_of(loop)
         kept, kind = len(loop.vars), ""
         if loop.reduced:
             dtype = next(let.dtype for let in loop.body if let.name == loop.value)
@@ -317,7 +309,8 @@ class _Writer:
                 v = order[depth - 1]
                 if depth == len(order) and v.extent > 1:
                     self.pragma(loop, v)
-                self.begin(f"for (long {v.name} = 0; {v.name} < {v.extent}; ++{v.name})")
+                first = start if depth == len(loop.vars) else 0
+                self.begin(f"for (long {v.name} = {first}; {v.name} < {v.extent}; ++{v.name})")
             for let in levels[depth]:
                 self.let(let)
             if loop.reduced and depth == kept:

@@ -16,16 +16,17 @@ def parts_of(size: int) -> int:
     return parts
 
 
-def driver_text(offsets: dict[TotalArray, int], size: int, place: int) -> list[str]:
+def driver_text(offsets: dict[TotalArray, int], size: int, place: int, dense: str = "1") -> list[str]:
     """The text behind ``el_part``.
 
     Args:
         offsets: the offset of each total in a part's workspace; the sums of many edges follow it.
         size: the bytes of a part's workspace.
         place: the index of the first total among the pointers; the workspace follows the last total.
+        dense: the C expression that is true if a part may skip nothing.
     """
     workspace, parts = place + len(offsets), parts_of(size)
-    lines = [_DRIVER.format(parts=parts, workspace=workspace, size=size)]
+    lines = [_DRIVER.format(parts=parts, workspace=workspace, size=size, dense=dense)]
     for i, (total, offset) in enumerate(offsets.items()):
         kind, n = memory_type(total.array.dtype), total.array.numel
         step = (n * bytes_of(total.array.dtype) + 63) // 64 * 64
@@ -40,7 +41,7 @@ def driver_text(offsets: dict[TotalArray, int], size: int, place: int) -> list[s
     return [*lines, "  return work.bad;", "}"]
 
 
-_DRIVER = """struct el_work {{ void **P; const long *N; long next; int bad; }};
+_DRIVER = """struct el_work {{ void **P; const long *N; long next; int bad, dense; }};
 static long el_cut(const long *ptr, long rows, long part) {{
   const long want = (ptr[rows] + rows) / {parts} * part + (ptr[rows] + rows) % {parts} * part / {parts};
   long low = 0, high = rows;
@@ -57,12 +58,13 @@ static void *el_thread(void *given) {{
     const long part = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
     if (part >= {parts}) return 0;
     const long first = el_cut(work->P[0], work->N[0], part), last = el_cut(work->P[0], work->N[0], part + 1);
-    const int bad = el_part(work->P, work->N, first, last, (char *)work->P[{workspace}] + part * {size});
+    char *W = (char *)work->P[{workspace}] + part * {size};
+    const int bad = el_part(work->P, work->N, first, last, W, work->dense);
     if (bad) __atomic_store_n(&work->bad, 1, __ATOMIC_RELAXED);
   }}
 }}
 int walk(void **P, const long *N) {{
-  struct el_work work = {{P, N, 0, 0}};
+  struct el_work work = {{P, N, 0, 0, {dense}}};
   pthread_t threads[256];
   int started = 0;
   for (; started < N[4] - 1 && started < 256; ++started)

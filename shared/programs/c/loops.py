@@ -22,12 +22,15 @@ from ..lowering.items import Draw, Operand
 
 @dataclass(eq=False)
 class Buffer:
-    """A contiguous array of an ``"edge"``, of a ``"row"`` or, as ``"total"``, of the whole walk."""
+    """A contiguous array of an ``"edge"``, of a ``"row"`` or, as ``"total"``, of the whole walk; a ``sparse`` one is 0
+    but for few elements, shares of extrema.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     scope: str
+    sparse: bool = False
 
     @property
     def numel(self) -> int:
@@ -162,6 +165,7 @@ class Arranged:
         passes: the passes in order.
         totals, by_edge: the other sinks.
         buffers: all arrays of edges and rows except those of folds and totals.
+        winners: see :class:`edgeless.programs.lowering.lower.Lowered`.
     """
 
     end: int
@@ -171,3 +175,4 @@ class Arranged:
     totals: list[TotalArray]
     by_edge: list[EdgeResult]
     buffers: list[Buffer]
+    winners: list[Operand] = field(default_factory=list)

@@ -69,6 +69,7 @@ class Lowered:
         totals: the sinks that are sums over all edges.
         by_edge: ``(node, item)`` for every sink by edge.
         operands: the tensors that the walk reads, in order.
+        winners: arguments of extrema, if only edges that they name, or that rows with equal extrema have, matter.
     """
 
     end: int
@@ -76,6 +77,7 @@ class Lowered:
     totals: list[Total] = field(default_factory=list)
     by_edge: list[tuple[Node, Item]] = field(default_factory=list)
     operands: list[Operand] = field(default_factory=list)
+    winners: list[Operand] = field(default_factory=list)
 
 
 def lower(walk: Walk, sizes: Sizes, needed: set[Node], double: bool = False) -> Lowered:
@@ -131,7 +133,18 @@ class _Lowering:
                     raise NotLowered(f"{name_of(node)} by edge")
                 self.result.by_edge.append((node, self.made[node]))
         self.result.operands = list(self.operands.values())
+        self.result.winners = self.winners()
         return self.result
+
+    def winners(self) -> list[Operand]:
+        """The arguments of extrema whose shares all results are sums of, if they are."""
+        shares = [node for node in self.walk.ops if node.target is ops.share]
+        found = [self.made.get(node.args[2]) for node in shares]
+        apart = all(isinstance(a, Operand) and a.kind in ("own", "near") for a in found)
+        by_edge = any(o.kind == "edge" and o.dtype.is_floating_point for o in self.result.operands)
+        if not shares or not apart or by_edge or self.result.by_edge:
+            return []
+        return list(dict.fromkeys(found)) if vanish_with(shares, self.walk) else []
 
     def reads_argument(self, node: Node) -> bool:
         return any(u.target is operator.getitem and u.args[1] == 1 and u in self.needed for u in node.users)
@@ -291,6 +304,31 @@ class _Lowering:
         if padding >= 0:
             rest = where(expand(apply("eq", index, padding, dtype=torch.bool), rest.shape), 0, rest)
         return Total(node, shape, dtype, rest, index)
+
+
+_LINEAR = (
+    *("neg", "t", "transpose", "view", "_unsafe_view", "unsqueeze", "squeeze", "expand", "sum", "threshold_backward"),
+)
+
+
+def vanish_with(shares: list[Node], walk: Walk) -> bool:
+    """Whether an edge whose shares are 0 adds 0 to all results of a walk, if all numbers are finite."""
+    zero = set(shares)
+    for node in walk.ops:
+        name, args = name_of(node), node.args
+        if node.target is ops.fold:
+            vanishes = args[-1] == "sum" and args[0] in zero
+        elif name in ("mul", "mm"):
+            vanishes = any(a in zero for a in args)
+        elif name in ("add", "sub"):
+            vanishes = all(a in zero for a in args[:2])
+        elif name == "div" or name in _LINEAR:
+            vanishes = args[0] in zero
+        else:
+            continue
+        if vanishes:
+            zero.add(node)
+    return all(sink in zero for sink in walk.sinks)
 
 
 def from_start(index: Item, extent: int) -> Item:

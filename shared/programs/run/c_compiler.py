@@ -59,6 +59,19 @@ def compiler() -> tuple[tuple[str, ...], str]:
     raise NoCompiler(f"there is no C compiler ({' or '.join(command[0] for command in commands)})")
 
 
+@cache
+def vector_bytes() -> int:
+    """The bytes of the widest vectors that the compiler makes for this CPU.
+
+    Raises:
+        NoCompiler: there is none.
+    """
+    command, _ = compiler()
+    defined = _run([*command, "-dM", "-E", "-"], b"") or b""
+    names = {line.split()[1] for line in defined.splitlines() if line.startswith(b"#define ")}
+    return 64 if b"__AVX512F__" in names else 32 if b"__AVX__" in names else 16
+
+
 def _run(command: list[str], text: bytes) -> Optional[bytes]:
     try:
         done = subprocess.run(command, input=text, capture_output=True, timeout=_SECONDS)

@@ -207,7 +207,7 @@ class Code:
     def _function(self, key: tuple[bool, bool]) -> _Function:
         double, wide = key
         arranged = arrange(lower(self.walk, self.sizes, self.needed, double))
-        return _Function(c_code(arranged, wide), self.walk)
+        return _Function(c_code(arranged, wide, c_compiler.vector_bytes()), self.walk)
 
 
 def _threads(edges: int, parts: int) -> int:
