@@ -232,7 +232,7 @@ def custom_functions() -> Iterator[None]:
     with _modes._PATCH:
         _originals.append(_originals[0] if _originals else function.__dict__["apply"])
         if len(_originals) == 1:
-            function.apply = classmethod(_applied(_originals[0].__func__))
+            function.apply = classmethod(_applied(_originals[0]))
     try:
         yield
     finally:
@@ -248,7 +248,7 @@ def _applied(original):
             if cls is backend_sparse.EdgeSoftmax and (found := softmax_of_edges(*args)) is not None:
                 return found
             args = computed(args)
-        return original(cls, *args, **kwargs)
+        return original.__get__(None, cls)(*args, **kwargs)  # a descriptor of Python, or of C from torch 2.14 on
 
     return apply
 

@@ -18,6 +18,7 @@ from edgeless.dgl.generated import computing
 from edgeless.dgl.generated.classes import GeneratedLayer
 from edgeless.layers.calls import recording
 
+APPLY = torch.autograd.Function.__dict__["apply"]  # which a recorded call replaces and puts back
 STOCK = ("TWIRLSConv",)  # it computes on a graph that it makes of the given one
 LANDED = ("APPNPConv", "ChebConv", "GCN2Conv", "GMMConv", "GatedGraphConv", "SGConv", "TAGConv")
 
@@ -131,7 +132,7 @@ def test_graph_and_features_are_left_as_they_were():
     ours(*CASES["EdgeGATConv attention"][1](inputs))
     assert type(inputs.full) is dgl.DGLGraph and "_recorder" not in vars(inputs.full)
     assert inputs.full.ndata["h"] is inputs.x and list(inputs.full.edata) == ["e"]
-    assert torch.autograd.Function.__dict__["apply"].__func__.__module__ == "torch.autograd.function"
+    assert torch.autograd.Function.__dict__["apply"] is APPLY
 
 
 def test_no_edges_and_no_nodes():

@@ -151,13 +151,13 @@ class NoCustomFunctions:
     def __enter__(self):
         _PATCH.acquire()
         self.apply = torch.autograd.Function.__dict__["apply"]
-        thread, original, modes = threading.get_ident(), self.apply.__func__, self.modes
+        thread, original, modes = threading.get_ident(), self.apply, self.modes
 
         def apply(cls, *args, **kwargs):
             if threading.get_ident() == thread and cls.__module__ != ops.__name__:
                 modes.line = user_line(sys._getframe(1)) or modes.line
                 modes.refuse(f"message() calls the autograd function {cls.__name__}")
-            return original(cls, *args, **kwargs)
+            return original.__get__(None, cls)(*args, **kwargs)  # a descriptor of Python, or of C from torch 2.14 on
 
         torch.autograd.Function.apply = classmethod(apply)
 
