@@ -126,8 +126,8 @@ def function_key(function: types.FunctionType, depth: int = 0) -> Hashable:
     for name in ("__code__", "__defaults__", "__kwdefaults__"):
         note("attribute", function, name, getattr(function, name))
     itself = Same(function) if vars(function) else (Same(function.__code__), Same(function.__globals__))
-    defaults = value_key((function.__defaults__, function.__kwdefaults__), depth + 1)
-    return itself, contents, defaults, _watched(function, depth)
+    defaults = [value_key(found, depth + 1) for found in (function.__defaults__, function.__kwdefaults__)]
+    return itself, contents, *defaults, _watched(function, depth)
 
 
 def _cells_key(function: types.FunctionType, depth: int) -> Hashable:
