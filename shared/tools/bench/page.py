@@ -16,8 +16,8 @@ from typing import Optional
 from edgeless.files.whole_files import whole_file
 
 from . import ddp, generated, page_tables, picture, scaleout, shapes, training_page
-from .command import SUITES
 from .runs import DEMO, Suite, read
+from .suites import SUITES
 
 WIDTH = 150  # characters of a line of text
 
