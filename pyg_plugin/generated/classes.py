@@ -48,7 +48,7 @@ class GeneratedLayer(GeneratedMixin, Scriptable):
 
     def forward(self, *args, **kwargs):
         """The upstream forward. Where it runs as a program, its edge tensors are not allocated."""
-        if type(known_forwards.LAYERS.get(self)) is str or known_forwards.STATE.traced or compiling():
+        if compiling() or type(known_forwards.LAYERS.get(self)) is str or known_forwards.STATE.traced:
             return super().forward(*args, **kwargs)
         return forwards.run(self, super().forward, args, kwargs)
 
