@@ -139,7 +139,7 @@ class PartProgram(Program):
 
 
 class _Computed:
-    """Values of a program's graph for other numbers of rows, each computed when it is asked for.
+    """Values of a program's graph for other numbers of rows, each computed when it is first read.
 
     Args:
         values: those that are known; of the others, with ``alone``, none but what is computed from these.

@@ -32,16 +32,10 @@ from .products import (
     total_text,
 )
 from .types import bytes_of, literal, memory_type, scalar_type, suffix
-from .vectors import levels_of, vectors_of
+from .vectors import SELECTS, levels_of, vectors_of
 from .winners import TEXT, finite_text
 
 _TILE, _TILE_BYTES, _MOST_BYTES = 8, 48 << 10, 1 << 19
-# Selects by bits: GCC would compile a conditional expression to branches that load only the chosen operand.
-_CHOICES = {
-    "where": "el_where{m}({0}, {1}, {2})",
-    "max": "el_where{m}(({0} > {1}) | ({0} != {0}), {0}, {1})",
-    "min": "el_where{m}(({0} < {1}) | ({0} != {0}), {0}, {1})",
-}
 
 
 @dataclass
@@ -358,7 +352,7 @@ class _Writer(Edges):
                 self.line(f"bad |= (unsigned long){name} >= {extent}ul;")
                 index += f" + ((unsigned long){name} < {extent}ul ? {name} : 0) * {let.dynamic.stride}"
             return self.at(let.args[0], index)
-        text = _CHOICES.get(let.op, TEXTS[let.op]) if let.dtype.is_floating_point else TEXTS[let.op]
+        text = SELECTS.get(let.op, TEXTS[let.op]) if let.dtype.is_floating_point else TEXTS[let.op]
         return text.format(*let.args, m=suffix(let.dtype), type=scalar_type(let.dtype))
 
     def loop_end(self, end: Union[Store, Accumulate], value: Optional[str]) -> None:
@@ -383,7 +377,7 @@ class _Writer(Edges):
         sign = ">" if fold.op == "amax" else "<"
         if fold.argument is None:
             op = "max" if fold.op == "amax" else "min"
-            text = _CHOICES[op] if fold.best.dtype.is_floating_point else TEXTS[op]
+            text = SELECTS[op] if fold.best.dtype.is_floating_point else TEXTS[op]
             self.line(f"{at} = {text.format(value, at, m=suffix(fold.best.dtype))};")
             return
         # n: twice the number of edges within the tolerance of the extremum, plus 1 if several equal it.

@@ -1,4 +1,4 @@
-"""How a walk in C goes over the edges of a row: tiles of them, what is fetched ahead, and loops by vectors."""
+"""The loops of a walk in C over the edges of a row: tiles of edges, rows prefetched for later ones, vectors."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Edges:
             self.begin(f"for (int s = 0; s < {self.tile}; ++s)")  # those beyond the end repeat the last edge
             self.line("const long p = p0 + (s < u ? s : u - 1); j[s] = near_[p]; id[s] = ids ? ids[p] : p;")
             self.end()
-        if first and not self.winners:
-            self.prefetch()
+            if first:
+                self.prefetch()
         for statement in statements:
             self.edge_statement(statement, statements)
         if self.arranged.totals:
@@ -58,7 +58,7 @@ class Edges:
         self.begin("for (long p0 = begin; p0 < end;)")
         self.line(f"long j[{self.tile}], id[{self.tile}]; int u = 0, several = dense;")
         self.begin(f"for (; p0 < end && u < {self.tile}; ++p0)")
-        self.line("int wins = dense; const long next = p0 + 16 < n_edge ? p0 + 16 : p0;")
+        self.line(f"int wins = dense; const long next = p0 + {_AHEAD} < n_edge ? p0 + {_AHEAD} : p0;")
         self.line("j[u] = near_[p0]; id[u] = ids ? ids[p0] : p0;")
         near = [o for o in self.operands if o.kind == "near"]
         for operand in (o for o in near if o in self.winners):
@@ -88,7 +88,7 @@ class Edges:
             self.line(line)
 
     def prefetch(self) -> None:
-        """Fetches what edges further on will read and write at places of their own."""
+        """Prefetches the rows that later edges will read and write."""
         ids = "(ids ? (long)ids[p] : p)"
         places = {"near": "(long)near_[p]", "edge": ids}
         rows = [(n, places[o.kind], o, 0) for o, n in self.operands.items() if o.kind in places]
@@ -105,7 +105,7 @@ class Edges:
         self.end()
 
     def fetch(self, name: str, place: str, of: Union[Operand, EdgeResult], writes: int) -> None:
-        """Fetches a row, or its first lines."""
+        """Prefetches a row, or its first cache lines."""
         size = of.numel * bytes_of(of.dtype)
         for k in range(min((size + 63) // 64, _MOST_LINES)):
             self.line(f"__builtin_prefetch((const char *){name} + {place} * {size} + {64 * k}, {writes});")

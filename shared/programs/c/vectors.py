@@ -13,36 +13,22 @@ import torch
 
 from ..lowering.affine import Index, Var
 from ..lowering.items import Operand
+from ..lowering.scalar_texts import TEXTS
 from .loops import Accumulate, Buffer, EdgeResult, Fold, Let, Loop, Store, TotalArray
 from .types import bytes_of
 
-_TEXTS = {
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
-    "neg": "-{0}",
-    "abs": "fabs{m}({0})",
+# Selects by bits: GCC would compile a conditional expression to branches that load only the chosen operand.
+SELECTS = {
+    "where": "el_where{m}({0}, {1}, {2})",
     "max": "el_where{m}(({0} > {1}) | ({0} != {0}), {0}, {1})",
     "min": "el_where{m}(({0} < {1}) | ({0} != {0}), {0}, {1})",
-    "lt": "{0} < {1}",
-    "le": "{0} <= {1}",
-    "gt": "{0} > {1}",
-    "ge": "{0} >= {1}",
-    "eq": "{0} == {1}",
-    "ne": "{0} != {1}",
-    "and": "{0} & {1}",
-    "or": "{0} | {1}",
-    "xor": "{0} ^ {1}",
-    "not": "~{0}",
-    "where": "el_where{m}({0}, {1}, {2})",
-    "exp": "el_exp{m}({0})",
-    "log": "el_log{m}({0})",
-    "log1p": "el_log1p{m}({0})",
-    "tanh": "el_tanh{m}({0})",
-    "sqrt": "sqrt{m}({0})",
 }
-_CHOICES = {torch.bool: "(({0} & {1}) | (~{0} & {2}))"}
+_ALIKE = (  # ops whose text is the same for scalars and vectors
+    *("add", "sub", "mul", "div", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor"),
+    *("exp", "log", "log1p", "tanh", "sqrt"),
+)
+_TEXTS = {**{op: TEXTS[op] for op in _ALIKE}, **SELECTS, "not": "~{0}"}
+_SELECT_OF_BOOLS = "(({0} & {1}) | (~{0} & {2}))"
 _CHEAP = ("number", "edge", "load", "cast", "neg", "add", "sub", "mul")
 _STREAMED = 128  # bytes of a row
 _MOST_GUARDED = 80.0  # below which exp is finite in float32
@@ -146,7 +132,7 @@ class Vectors:
         fused = self._gate(let)
         if fused is not None:
             return fused
-        text = _CHOICES.get(let.dtype, _TEXTS["where"]) if let.op == "where" else _TEXTS[let.op]
+        text = _SELECT_OF_BOOLS if let.op == "where" and let.dtype is torch.bool else _TEXTS[let.op]
         return text.format(*map(self.value, let.args), m=self.mark)
 
     # Sigmoid and softplus, of which the ops of ATen are made ---------------------------------------------------------

@@ -13,26 +13,22 @@ import torch
 from ..lowering.items import Operand
 from .loops import Arranged, Buffer, DrawLoop, Let, Loop, Statement
 
-TEXT = """
+_WINS = """
 EL_INLINE int el_wins(const long *argument, long id, int n) {
   int wins = 0, several = 0;
   _Pragma("omp simd reduction(|:wins, several)")
   for (int k = 0; k < n; ++k) wins |= argument[k] == id, several |= argument[k] < 0;
   return wins | several << 1;
 }
-static int el_finite_f(const float *x, long n) {
-  float bad = 0;
-  _Pragma("omp simd reduction(+:bad)")
-  for (long k = 0; k < n; ++k) bad += x[k] - x[k];
-  return bad == 0;
-}
-static int el_finite_d(const double *x, long n) {
-  double bad = 0;
-  _Pragma("omp simd reduction(+:bad)")
-  for (long k = 0; k < n; ++k) bad += x[k] - x[k];
-  return bad == 0;
-}
 """
+_FINITE = """static int el_finite_{mark}(const {kind} *x, long n) {{
+  {kind} bad = 0;
+  _Pragma("omp simd reduction(+:bad)")
+  for (long k = 0; k < n; ++k) bad += x[k] - x[k];
+  return bad == 0;
+}}
+"""
+TEXT = _WINS + _FINITE.format(mark="f", kind="float") + _FINITE.format(mark="d", kind="double")
 
 
 def finite_text(arranged: Arranged, names: dict[Operand, str], places: dict[str, int]) -> list[str]:
