@@ -201,7 +201,8 @@ def test_parity_on_cuda(name, dtype, tolerance):
         for m in (ours, layer)
     )
     # Gradients of a bias before a norm are 0, and those of a power's exponent cancel, in the stock layer as well.
-    assert all(a < max(tolerance, 2 * b) for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
+    beyond = {i: (a, b) for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a >= max(tolerance, 2 * b)}
+    assert not beyond
 
 
 def agree_on_the_host(layer, args, dtype):
@@ -246,7 +247,9 @@ def test_rows_of_many_edges(monkeypatch, name, width, dtype):
     drawn = [errors_of_many_edges(name, width, dtype, seed) for seed in range(1 if dtype is torch.float32 else 5)]
     assert all(ran) if (name, width) != ("CGConv", 160) else any(ran)  # whose backward takes too many registers
     mine, theirs = torch.tensor(drawn).median(0).values
-    assert (mine < (1e-5 if dtype is torch.float32 else 2 * theirs + 1e-2)).all(), (mine, theirs)
+    # In float32 a ReLU's argument may be a rounding from 0, for the stock layer as well.
+    bounds = (2 * theirs).clamp(min=1e-5) if dtype is torch.float32 else 2 * theirs + 1e-2
+    assert (mine < bounds).all(), mine / bounds
 
 
 def errors_of_many_edges(name, width, dtype, seed):

@@ -10,9 +10,9 @@ import on_host as host
 import pytest
 import torch
 import torch_geometric.nn as stock
-from generated_cases import error
 from test_generated_cuda import NEEDS_NVRTC, agree_on_the_host, cast, results, skewed, walks_of
 from torch import nn
+from torch_geometric.nn.aggr import MaxAggregation
 from torch_geometric.utils import softmax
 
 import edgeless
@@ -53,6 +53,7 @@ LAYERS = {
     "PointNet": lambda f: point_net(stock.PointNetConv)(f, f),
 }
 WITH_FEATURES = ("filter",)
+MARGIN = 2e-5  # some twenty roundings of float32 products
 
 
 @pytest.fixture(autouse=True)
@@ -191,18 +192,66 @@ def test_edges_that_are_equal_share_a_gradient_on_the_host():
     agree_on_the_host(LAYERS["max"](32).double(), (x, single), torch.float32)
 
 
+def away_from_kinks(layer, args):
+    """The call without the edges at which a rounding decides: of the slope of a ReLU, or of which edge is the maximum.
+
+    Gradients jump there, so the float64 reference says nothing about them. Edges that are equal keep their tie.
+    """
+    x, ends, *features = args
+    seen, hooks = [], []
+    for each in layer.modules():
+        if isinstance(each, nn.ReLU):
+            hooks.append(each.register_forward_pre_hook(lambda _, given: seen.append(given[0].abs().amin(1) > MARGIN)))
+    messages = getattr(layer, "local_nn", None) or getattr(layer, "nn", layer)
+    hooks.append(messages.register_forward_hook(lambda _, given, found: seen.append(found)))
+    with torch.no_grad():
+        layer(*args)
+    for hook in hooks:
+        hook.remove()
+    *slopes, values = seen
+    kept = torch.stack(slopes).all(0).nonzero().flatten()
+    if isinstance(layer.aggr_module, MaxAggregation):
+        to, values = ends[1, kept], values[kept]
+        most = values.new_full((len(x), values.size(1)), -torch.inf)
+        most.scatter_reduce_(0, to[:, None].expand_as(values), values, "amax")
+        below = most[to] - values
+        kept = kept[~((below > 1e-12) & (below < MARGIN)).any(1)]
+    return (x, ends[:, kept], *(e[kept].detach().requires_grad_() for e in features))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_few_edges_are_near_a_kink(name):
+    torch.manual_seed(1)
+    layer, args = LAYERS[name](32).double(), inputs(name, 32, 3000, 60_000, 9000)
+    assert 59_000 < away_from_kinks(layer, args)[1].size(1) < 60_000
+
+
+def agree_on_cuda(layer, args, least=1e-3):
+    """Compares float32 results with float64, relative to their norm or to the least one, and two runs bit by bit.
+
+    The gradient of the bias of a score is 0 up to roundings, of which we may have twice as many as the stock layer.
+    """
+    args = away_from_kinks(layer, args)
+    expected = results(layer, args, {})
+    theirs = copy.deepcopy(layer).to("cuda", torch.float32)
+    ours = copy.deepcopy(theirs)
+    edgeless.accelerate(ours)
+    first, second, stock_ones = (results(m, cast(args, "cuda", torch.float32), {}) for m in (ours, ours, theirs))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    mine, other = (
+        [float((a.cpu().double() - b).norm() / b.norm().clamp(min=least)) for a, b in zip(found, expected, strict=True)]
+        for found in (first, stock_ones)
+    )
+    beyond = {i: (a, b) for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a >= max(1e-5, 2 * b)}
+    assert not beyond
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_edges_that_are_equal_share_a_gradient(width):
     torch.manual_seed(1)
-    layer = LAYERS["max"](width).double()
     x, ends = shortened(inputs("max", width, 3000, 60_000, 9000), 40_000)
-    args = x, torch.cat([ends, ends[:, :20_000]], 1)
-    expected = results(layer, args, {})
-    ours = copy.deepcopy(layer).to("cuda", torch.float32)
-    edgeless.accelerate(ours)
-    for mine, exact in zip(results(ours, cast(args, "cuda", torch.float32), {}), expected, strict=True):
-        assert error(mine.cpu().double(), exact) < 1e-5
+    agree_on_cuda(LAYERS["max"](width).double(), (x, torch.cat([ends, ends[:, :20_000]], 1)))
 
 
 @pytest.mark.cuda
@@ -211,17 +260,6 @@ def test_edges_that_are_equal_share_a_gradient(width):
 @pytest.mark.parametrize("name", LAYERS)
 def test_products_agree_with_the_layer(name, width, edges):
     torch.manual_seed(1)
-    layer = LAYERS[name](width).double()
     args = shortened(inputs(name, width, 3000, 60_000, 9000), edges)
-    expected = results(layer, args, {})
-    ours = copy.deepcopy(layer).to("cuda", torch.float32)
-    theirs = copy.deepcopy(ours)
-    edgeless.accelerate(ours)
-    first, second = (results(ours, cast(args, "cuda", torch.float32), {}) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    given = results(theirs, cast(args, "cuda", torch.float32), {})
-    # Where a slope or a maximum is decided by a rounding, the stock layer in float32 is off as well.
-    mine, other = (
-        [error(a.cpu().double(), b) for a, b in zip(found, expected, strict=True)] for found in (first, given)
-    )
-    assert all(a < max(1e-5, 2 * b) for a, b in zip(mine, other, strict=True)), (mine, other)
+    # The gradient of a softmax over one edge is 0, a difference of numbers around 1: its error is not relative to it.
+    agree_on_cuda(LAYERS[name](width).double(), args, 1.0 if (name, edges) == ("attention", 1) else 1e-3)

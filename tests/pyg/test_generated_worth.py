@@ -164,7 +164,7 @@ def test_users_layers_are_swapped_by_default():
 def test_on_cuda_programs_run_from_their_own_numbers_on(monkeypatch, name):
     layer, ours, args, _ = case(name)
     layer, ours, args = layer.cuda(), ours.cuda(), [arg.cuda() for arg in args]
-    assert f"the {worth.LEAST['cuda']} numbers" in outcome(ours, *args)
+    assert f"the {worth.LEAST['cuda']:,} numbers" in outcome(ours, *args)
     monkeypatch.setitem(worth.LEAST, "cuda", 100)
     monkeypatch.setitem(worth.TRACED, "cuda", 0)
     assert outcome(ours, *args) == "generated"
